@@ -1,0 +1,232 @@
+"""What the core is told: facts in the past tense, frozen and validated when made.
+
+Every event here is journalled before it is acted on, so that a replay of the journal gives the same state.
+Heartbeats are not events: they go to the detector and to the progress table, which turn them into
+`NodeSuspected`, `NodeRecovered` and `NodeDied`. A job of 10,000 nodes therefore writes nothing while it is well.
+
+An event about a node carries the incarnation of the agent that said it, and an event about workers the
+generation they belong to. The machine ignores what is older than what it knows, and says so in its decision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from aimaster.ids import Generation, Incarnation, JobId, NodeId
+
+ERROR_TEXT_CHARS_MAX = 4096
+"""Longest error text an event may hold; the agent folds longer ones before it sends them."""
+
+
+class AgentPhase(Enum):
+    """What an agent is doing, as it says itself when it joins or comes back."""
+
+    IDLE = "idle"
+    PREPARED = "prepared"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class StopKind(Enum):
+    """Who asked for the end."""
+
+    INTERRUPT = "interrupt"  # Ctrl-C: exit code 130
+    PREEMPTION = "preemption"  # SIGTERM, SIGUSR1/2, a scheduler's notice: exit code 10
+
+
+class Tier(Enum):
+    """Where a restored step came from, nearest first."""
+
+    MEMORY = "memory"
+    PEER = "peer"
+    DISK = "disk"
+
+
+class TimerKind(Enum):
+    """Timers that the core asks for; at most one of each kind runs."""
+
+    LAST_CALL = "last_call"  # more nodes than the minimum may still come
+    PREPARE = "prepare"  # members must report that they are prepared
+    START = "start"  # members must report that workers run
+    DRAIN = "drain"  # members must have ended
+    REPLACEMENT = "replacement"  # how long to wait for a node when below the minimum
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Base of all events."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDeclared(Event):
+    """The first agent said what the job is. First event of every journal."""
+
+    job: JobId
+    min_nodes: int
+    max_nodes: int
+    max_restarts: int | None
+    """Cap on restarts of the whole job; None leaves it to the budget."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_nodes <= self.max_nodes:
+            raise ValueError(f"need 1 <= min_nodes <= max_nodes, got {self.min_nodes}:{self.max_nodes}")
+        if self.max_restarts is not None and self.max_restarts < 0:
+            raise ValueError(f"max_restarts must not be negative, got {self.max_restarts}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEvent(Event):
+    """Base of the events about one node."""
+
+    node: NodeId
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined(NodeEvent):
+    """An agent opened a session: new, restarted (other incarnation) or back after a cut (same one)."""
+
+    address: str
+    """Host name or IP address at which other nodes reach this one's workers and saver."""
+    workers: int
+    """Training processes that this node starts (``--nproc-per-node``; 1 for a command)."""
+    saver_address: str = ""
+    """``host:port`` of the node's checkpoint saver; empty when there is none."""
+    wanted_node_rank: int | None = None
+    """``--node-rank`` of a static rendezvous; None lets the core choose."""
+    phase: AgentPhase = AgentPhase.IDLE
+    generation: Generation = Generation(0)
+    """The generation that the agent's workers belong to, if it has any."""
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise ValueError(f"a node needs at least one worker, got {self.workers}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLeft(NodeEvent):
+    """An agent said goodbye; it will not come back by itself."""
+
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSuspected(NodeEvent):
+    """No heartbeat for longer than usual."""
+
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRecovered(NodeEvent):
+    """A suspected node was heard again."""
+
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDied(NodeEvent):
+    """Silent for so long that it is given up."""
+
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePrepared(NodeEvent):
+    """Old workers are proved gone; the node can start the generation."""
+
+    generation: Generation
+    rendezvous_port: int
+    """A port that the agent holds for the workers' store, in case rank 0 is placed here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFailed(NodeEvent):
+    """The node could not do what it was told: an unkillable worker, no port, no saver."""
+
+    generation: Generation
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersStarted(NodeEvent):
+    """All workers of the node were forked."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerExited(NodeEvent):
+    """One worker ended, well (exit_code 0) or not.
+
+    When several workers fail together, each is reported; the machine acts on the first that counts.
+    """
+
+    generation: Generation
+    local_rank: int
+    rank: int
+    exit_code: int | None
+    """None if a signal ended it."""
+    signal: int | None
+    step: int | None
+    """Last step that the rank was seen to finish in this attempt; None without a step hook."""
+    error: str = ""
+    """Exception line and last frames, or the last output lines, at most `ERROR_TEXT_CHARS_MAX`."""
+    error_digest: str = ""
+    """Equal for two failures with the same traceback; empty where there was none."""
+
+    def __post_init__(self) -> None:
+        if (self.exit_code is None) == (self.signal is None):
+            raise ValueError("exactly one of exit_code and signal must be given")
+        if len(self.error) > ERROR_TEXT_CHARS_MAX:
+            raise ValueError(f"error text of {len(self.error)} characters, at most {ERROR_TEXT_CHARS_MAX}")
+
+    @property
+    def ok(self) -> bool:
+        """Whether the worker finished its script."""
+        return self.exit_code == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored(NodeEvent):
+    """A rank loaded a checkpoint."""
+
+    generation: Generation
+    rank: int
+    step: int
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstStepDone(NodeEvent):
+    """A node's workers all finished a first step in this generation: the attempt is under way."""
+
+    generation: Generation
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCommitted(NodeEvent):
+    """A checkpoint step became visible in a tier that outlives the workers, on every rank."""
+
+    generation: Generation
+    step: int
+    durable: bool
+    """Whether its manifest is on storage; else it is held in the savers' memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested(NodeEvent):
+    """A person or a scheduler asked this node's agent to end the job."""
+
+    kind: StopKind
+    signal: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired(Event):
+    """A timer that the core had asked for ran out."""
+
+    timer: TimerKind
+    generation: Generation
