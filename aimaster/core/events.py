@@ -81,6 +81,11 @@ class NodeEvent(Event):
 
     node: NodeId
     incarnation: Incarnation
+    seq: int = 0
+    """Number that the agent gave this fact, from 1 per incarnation; 0 for what the master itself found out.
+
+    It is journalled with the event, so that a restarted master knows which facts it has taken in already.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
