@@ -58,7 +58,7 @@ class RunDir:
         shutil.rmtree(self.sockets, ignore_errors=True)
         shutil.rmtree(self.path, ignore_errors=True)
         self.release()
-        for folder in (self.sockets.parent, self.path.parent, self.base):
+        for folder in (self.sockets.parent, self.sockets.parent.parent, self.path.parent, self.base):
             with contextlib.suppress(OSError):  # not empty: another node or job still lives there
                 folder.rmdir()
 
