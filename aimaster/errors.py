@@ -12,6 +12,7 @@
     │   ├── CredentialsMissing    3  several nodes without a secret
     │   ├── TorchMissing          3
     │   ├── NodeRefused           3  the node check found that training would fail or be wrong here
+    │   ├── BadMessage            3  the other side sent what the contract between us does not allow
     │   └── PeerRefused           3  the other side answered, and said no
     │       ├── ProtocolMismatch  3
     │       ├── JobMismatch       3  another job, or the same one declared differently
@@ -193,6 +194,10 @@ class TorchMissing(SetupError):
 
 class NodeRefused(SetupError):
     """The node check found that training would fail or be wrong here."""
+
+
+class BadMessage(SetupError):
+    """The other side sent what the contract between us does not allow: another program, or a bug in ours."""
 
 
 class PeerRefused(SetupError):

@@ -1,8 +1,8 @@
 """What agents and master say to each other besides the core's events and commands, as frozen dataclasses.
 
-An agent says `Hello` first and is answered `Welcome` or `Refused`. Then it sends `Heartbeat`s, and facts, which
-are the core's own `NodeEvent`s; the master sends acknowledgements and the core's own `Command`s. Every message
-travels with a `Header`. Values are checked when an object is made; a `ValueError` says what is wrong.
+An agent says `Hello` first and is answered `Welcome` or `Refused`. Then it sends `Heartbeat`s, and facts,
+which are the core's own `NodeEvent`s; the master sends acknowledgements and the core's own `Command`s. Every
+message travels with a `Header`. Values are checked when an object is made; a `ValueError` says what is wrong.
 """
 
 from __future__ import annotations

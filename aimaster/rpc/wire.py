@@ -1,0 +1,214 @@
+"""Checks of single wire values, the enums, and the parts that several messages share.
+
+Absent numbers are -1 on the wire where 0 is a value, and None in our dataclasses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from aimaster.core.events import AgentPhase, StopKind, Tier
+from aimaster.errors import BadMessage
+from aimaster.ids import Generation, Incarnation, JobId, NodeId, is_valid_id
+from aimaster.rpc import limits
+from aimaster.rpc.gen import contract
+from aimaster.rpc.limits import clip
+from aimaster.rpc.messages import Header, ProcessInfo, RankProgress, RefusalKind, Role, WorkerPhase
+
+Wire = Any
+"""A generated message; its fields are checked here and nowhere else."""
+
+E = TypeVar("E", bound=Enum)
+
+_ADDRESS = re.compile(r"[A-Za-z0-9._:%\[\]-]*\Z")
+
+
+class EnumMap(Generic[E]):
+    """One of our enums and its wire twin, matched by name; a member without a twin fails at import."""
+
+    def __init__(self, ours: type[E], message: Wire, field: str, prefix: str) -> None:
+        numbers = message.DESCRIPTOR.fields_by_name[field].enum_type.values_by_name
+        self._name = f"{message.DESCRIPTOR.name}.{field}"
+        self._to_wire = {member: numbers[prefix + member.name].number for member in ours}
+        self._from_wire = {number: member for member, number in self._to_wire.items()}
+
+    def number(self, member: E) -> int:
+        """The wire's number."""
+        return int(self._to_wire[member])
+
+    def member(self, number: int) -> E:
+        """Our member, or `BadMessage` for a number that this version does not know."""
+        if number not in self._from_wire:
+            raise BadMessage(f"field {self._name} has the unknown value {number}")
+        return self._from_wire[number]
+
+
+AGENT_PHASES = EnumMap(AgentPhase, contract.Heartbeat, "phase", "AGENT_PHASE_")
+WORKER_PHASES = EnumMap(WorkerPhase, contract.RankProgress, "phase", "WORKER_PHASE_")
+ROLES = EnumMap(Role, contract.Process, "role", "ROLE_")
+TIERS = EnumMap(Tier, contract.Restored, "tier", "TIER_")
+STOP_KINDS = EnumMap(StopKind, contract.StopRequested, "kind", "STOP_KIND_")
+REFUSALS = EnumMap(RefusalKind, contract.Refused, "kind", "REFUSAL_KIND_")
+
+
+# Checks of single values ------------------------------------------------------------------------------------
+
+
+def checked(name: str, value: int, high: int, *, low: int = 0) -> int:
+    """An integer within its limits."""
+    if not low <= value <= high:
+        raise BadMessage(f"field {name} must be from {low} to {high}, got {value}")
+    return value
+
+
+def checked_text(name: str, value: str, chars_max: int = limits.TEXT_CHARS_MAX) -> str:
+    """A text within its limit."""
+    if len(value) > chars_max:
+        raise BadMessage(f"field {name} has {len(value)} characters, at most {chars_max} are allowed")
+    return value
+
+
+def checked_id(name: str, value: str) -> str:
+    """An id that may name folders."""
+    if not is_valid_id(value):
+        raise BadMessage(f"field {name} is not a valid id: {value[: limits.DIGEST_CHARS_MAX]!r}")
+    return value
+
+
+def checked_address(name: str, value: str) -> str:
+    """A host name, IP address or ``host:port``: it reaches the environment of workers, so it is plain."""
+    if len(value) > limits.ADDRESS_CHARS_MAX or not _ADDRESS.match(value):
+        raise BadMessage(f"field {name} is not an address: {value[: limits.ADDRESS_CHARS_MAX]!r}")
+    return value
+
+
+def parse(message: Wire, data: bytes) -> Wire:
+    """Bytes as a generated message."""
+    if len(data) > limits.STATUS_BYTES_MAX:
+        raise BadMessage(f"a message of {len(data)} bytes, at most {limits.STATUS_BYTES_MAX} are allowed")
+    try:
+        return message.FromString(data)
+    except DecodeError as error:
+        raise BadMessage(f"{len(data)} bytes are not a {message.DESCRIPTOR.name}: {error}") from error
+
+
+def or_minus_one(value: int | None) -> int:
+    """How an absent number travels."""
+    return -1 if value is None else value
+
+
+def or_none(name: str, value: int, high: int) -> int | None:
+    """Inverse of `or_minus_one`, with the limit checked."""
+    return None if value == -1 else checked(name, value, high)
+
+
+def made(name: str, make: Callable[..., Any], **fields: Any) -> Any:
+    """Make a dataclass; what its own check refuses is the sender's fault."""
+    try:
+        return make(**fields)
+    except ValueError as error:
+        raise BadMessage(f"message {name} breaks the contract: {error}") from error
+
+
+def checked_generation(name: str, value: int) -> Generation:
+    return Generation(checked(name, value, limits.INT63_MAX))
+
+
+# Header and parts shared with status ------------------------------------------------------------------------
+
+
+def header_to_wire(header: Header) -> Wire:
+    """Header as a wire message."""
+    return contract.Header(
+        job_id=header.job,
+        node_id=header.node,
+        incarnation=header.incarnation,
+        generation=header.generation,
+        seq=header.seq,
+        ack=header.ack,
+        epoch=header.epoch,
+    )
+
+
+def header_from_wire(wire: Wire) -> Header:
+    """Inverse of `header_to_wire`."""
+    return Header(
+        job=JobId(checked_id("header.job_id", wire.job_id)),
+        node=NodeId(checked_id("header.node_id", wire.node_id)),
+        incarnation=Incarnation(checked_id("header.incarnation", wire.incarnation)),
+        generation=checked_generation("header.generation", wire.generation),
+        seq=checked("header.seq", wire.seq, limits.INT63_MAX),
+        ack=checked("header.ack", wire.ack, limits.INT63_MAX),
+        epoch=checked("header.epoch", wire.epoch, limits.INT63_MAX),
+    )
+
+
+def process_to_wire(process: ProcessInfo) -> Wire:
+    """One process as a wire message."""
+    return contract.Process(role=ROLES.number(process.role), pid=process.pid, rank=or_minus_one(process.rank))
+
+
+def processes_from_wire(wires: Wire) -> tuple[ProcessInfo, ...]:
+    """Inverse of `process_to_wire`, for a list."""
+    _check_count("processes", wires, limits.PROCESSES_PER_NODE_MAX)
+    return tuple(
+        made(
+            "Process",
+            ProcessInfo,
+            role=ROLES.member(wire.role),
+            pid=wire.pid,
+            rank=or_none("process.rank", wire.rank, limits.INT32_MAX),
+        )
+        for wire in wires
+    )
+
+
+def progress_to_wire(progress: RankProgress) -> Wire:
+    """One rank's progress as a wire message."""
+    return contract.RankProgress(
+        local_rank=progress.local_rank,
+        rank=or_minus_one(progress.rank),
+        phase=WORKER_PHASES.number(progress.phase),
+        steps=progress.steps,
+        saved_step=or_minus_one(progress.saved_step),
+        age_s=progress.age_s,
+    )
+
+
+def progress_from_wire(wires: Wire) -> tuple[RankProgress, ...]:
+    """Inverse of `progress_to_wire`, for a list."""
+    _check_count("progress", wires, limits.RANKS_PER_NODE_MAX)
+    return tuple(
+        made(
+            "RankProgress",
+            RankProgress,
+            local_rank=wire.local_rank,
+            rank=or_none("progress.rank", wire.rank, limits.INT32_MAX),
+            phase=WORKER_PHASES.member(wire.phase),
+            steps=wire.steps,
+            saved_step=or_none("progress.saved_step", wire.saved_step, limits.INT63_MAX),
+            age_s=wire.age_s,
+        )
+        for wire in wires
+    )
+
+
+def notes_to_wire(notes: tuple[str, ...]) -> list[str]:
+    """Notes for people, clipped."""
+    return [clip(note, limits.NOTE_CHARS_MAX) for note in notes]
+
+
+def notes_from_wire(wires: Wire) -> tuple[str, ...]:
+    """Inverse of `notes_to_wire`."""
+    _check_count("notes", wires, limits.NOTES_MAX)
+    return tuple(checked_text("notes", note, limits.NOTE_CHARS_MAX) for note in wires)
+
+
+def _check_count(name: str, values: Wire, count_max: int) -> None:
+    if len(values) > count_max:
+        raise BadMessage(f"field {name} has {len(values)} entries, at most {count_max} are allowed")
