@@ -1,8 +1,8 @@
 """What can go wrong with a checkpoint, as one tree.
 
 Every error says what happened, where, and what to do next; the facts are attributes, the sentence is made of
-them. Three branches differ in who can help: the caller's code, the environment (storage, memory, the saver), or
-the checkpoint itself::
+them. Three branches differ in who can help: the caller's code, the environment (storage, memory, the
+saver), or the checkpoint itself::
 
     EasyckptError                      70  base; raised itself only for our own bugs
     ├── Misuse                          2  the calling code or the command line must change
@@ -14,7 +14,9 @@ the checkpoint itself::
     │   ├── StorageError                3  the checkpoint folder or store
     │   │   ├── StorageFull             3  no space, or a quota is used up
     │   │   ├── StorageDenied           3  no permission, read-only, or credentials are refused
-    │   │   └── StorageUnavailable      3  does not answer, or answers that it cannot just now
+    │   │   ├── StorageUnavailable      3  does not answer, or answers that it cannot just now
+    │   │   ├── StorageMissing          3  the object that was asked for is not there
+    │   │   └── StorageConflict         3  an object that is created only once is there already
     │   ├── MemoryFull                  3  no memory for a slot
     │   └── SaverUnavailable            3  the node's saver process is not there or does not answer
     │       └── ProtocolError           3  the other side speaks something else: version, size, secret
@@ -52,9 +54,11 @@ __all__ = [
     "SaverUnavailable",
     "StaleGeneration",
     "StateMismatch",
+    "StorageConflict",
     "StorageDenied",
     "StorageError",
     "StorageFull",
+    "StorageMissing",
     "StorageUnavailable",
     "UnknownFormat",
     "UnsupportedValue",
@@ -152,6 +156,14 @@ class StorageUnavailable(StorageError):
     """The storage does not answer, or answers that it cannot just now. Exit code 3."""
 
 
+class StorageMissing(StorageError):
+    """The object that was asked for is not there. Exit code 3."""
+
+
+class StorageConflict(StorageError):
+    """An object that is created only once is there already. Exit code 3."""
+
+
 class MemoryFull(EnvironmentFault):
     """There is no memory for a checkpoint slot. Exit code 3."""
 
@@ -161,7 +173,8 @@ class SaverUnavailable(EnvironmentFault):
 
 
 class ProtocolError(SaverUnavailable):
-    """The other side speaks something else: another version, an oversized message, a wrong secret. Exit code 3."""
+    """The other side speaks something else: another version, an oversized message, a wrong secret. Exit
+    code 3."""
 
 
 class CheckpointFault(EasyckptError):

@@ -1,0 +1,183 @@
+"""The primitive operations that a durable write is made of.
+
+`LocalStorage` does every change through one `Posix` object. In production that is this class, a thin layer over
+the system; in tests it is one that stops at the k-th operation, kills the process there, or keeps in memory
+what a disk would have kept after a power loss (`easyckpt.testing`). So the recipe that is proved is the recipe
+that runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["FileFacts", "Posix"]
+
+_RENAME_NOREPLACE = 1
+_AT_FDCWD = -100
+_O_DIRECT = getattr(os, "O_DIRECT", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFacts:
+    """What a folder's listing tells of one name."""
+
+    name: str
+    is_folder: bool
+    bytes: int
+    mtime_s: float
+    links: int = 1
+
+
+class Posix:
+    """The real system. Every method raises `OSError`; descriptors are closed on exec.
+
+    The first group changes something: each call is a point at which a machine may die. The second group only
+    looks.
+    """
+
+    # ----- changes -----
+
+    def make_folder(self, path: str) -> None:
+        """Create one folder, with the mode that the umask leaves."""
+        os.mkdir(path)
+
+    def create(self, path: str, *, direct: bool) -> int:
+        """Create a file that is not there and open it for writing; returns the descriptor.
+
+        Args:
+            path: where.
+            direct: bypass the page cache where the file system can.
+        """
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        if direct and _O_DIRECT:
+            try:
+                return os.open(path, flags | _O_DIRECT, 0o666)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                # Some kernels create the file before they refuse the flag.
+                try:
+                    os.unlink(path)
+                except FileNotFoundError:
+                    pass
+        return os.open(path, flags, 0o666)
+
+    def write(self, fd: int, data: memoryview, offset: int) -> int:
+        """Write at an offset; returns how many bytes the system took."""
+        return os.pwrite(fd, data, offset)
+
+    def sync(self, fd: int) -> None:
+        """Make a file's bytes and length last."""
+        os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        """Close. Some file systems report a failed write only here."""
+        os.close(fd)
+
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name, if that name is free."""
+        os.link(source, target, follow_symlinks=False)
+
+    def rename_if_absent(self, source: str, target: str) -> None:
+        """Rename, if the new name is free (Linux `renameat2`); ENOSYS or EINVAL where there is no such call."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        if not hasattr(libc, "renameat2"):
+            raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), target)
+        done = libc.renameat2(
+            _AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), ctypes.c_uint(_RENAME_NOREPLACE)
+        )
+        if done != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), target)
+
+    def replace(self, source: str, target: str) -> None:
+        """Rename over whatever has the new name."""
+        os.replace(source, target)
+
+    def unlink(self, path: str) -> None:
+        """Remove a file's name."""
+        os.unlink(path)
+
+    def remove_folder(self, path: str) -> None:
+        """Remove an empty folder."""
+        os.rmdir(path)
+
+    def sync_folder(self, path: str) -> None:
+        """Make the names in a folder last. Where a file system cannot sync a folder, there is nothing to do."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
+                raise
+        finally:
+            os.close(fd)
+
+    # ----- looks -----
+
+    def leave_direct(self, fd: int) -> None:
+        """Go through the page cache from now on (for a length that is no multiple of the block)."""
+        import fcntl  # POSIX only, and only here
+
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~_O_DIRECT)
+
+    def length(self, fd: int) -> int:
+        """Length of an open file."""
+        return os.fstat(fd).st_size
+
+    def links(self, path: str) -> int:
+        """How many names the file has."""
+        return os.lstat(path).st_nlink
+
+    def facts(self, path: str) -> FileFacts:
+        """What a name leads to; symbolic links are followed."""
+        found = os.stat(path)
+        return FileFacts(
+            name=os.path.basename(path),
+            is_folder=not stat.S_ISREG(found.st_mode),
+            bytes=found.st_size,
+            mtime_s=found.st_mtime,
+            links=found.st_nlink,
+        )
+
+    def read(self, path: str, buffer: memoryview, offset: int) -> int:
+        """Fill the buffer from a regular file; returns how many bytes there were."""
+        # Without O_NONBLOCK, opening a FIFO that somebody put there would wait for ever.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(errno.EISDIR, "not a regular file", path)
+            done = 0
+            while done < len(buffer):
+                got = os.preadv(fd, [buffer[done : done + (1 << 30)]], offset + done)
+                if got == 0:
+                    break
+                done += got
+            return done
+        finally:
+            os.close(fd)
+
+    def scan(self, path: str) -> Iterator[FileFacts]:
+        """The names in a folder. Linked folders are left out, so that nothing outside is ever walked."""
+        with os.scandir(path) as names:
+            for name in names:
+                try:
+                    is_folder = name.is_dir(follow_symlinks=False)
+                    if not is_folder and not name.is_file():
+                        continue
+                    found = name.stat()
+                except FileNotFoundError:
+                    continue  # removed meanwhile
+                yield FileFacts(
+                    name=name.name, is_folder=is_folder, bytes=found.st_size, mtime_s=found.st_mtime
+                )
+
+    def free_bytes(self, path: str) -> int:
+        """Space left for an unprivileged user."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
