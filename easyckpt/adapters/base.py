@@ -1,8 +1,9 @@
 """What an adapter is: it tells where an object keeps its tensors, and easyckpt does the rest.
 
-`nn.Module`, `Optimizer` and anything with ``state_dict``/``load_state_dict`` are themselves handled by adapters
-of this shape (`easyckpt.adapters.torch_native`); a framework's engine gets its own file here. An adapter never
-copies tensor bytes, never knows files or slots, and stands alone in knowing a framework's private names.
+`nn.Module`, `Optimizer` and anything with ``state_dict``/``load_state_dict`` are themselves handled by
+adapters of this shape (`easyckpt.adapters.torch_native`); a framework's engine gets its own file here. An
+adapter never copies tensor bytes, never knows files or slots, and stands alone in knowing a framework's
+private names.
 
 **Save**: `Adapter.capture` returns the object's live tensors (references, not copies) and its plain state.
 easyckpt copies the tensors into the slot before `save` returns.
@@ -10,15 +11,15 @@ easyckpt copies the tensors into the slot before `save` returns.
 **Load**, in this order, nothing being written before everything was compared:
 
 1. `Adapter.prepare` is told what was saved (names, types, shapes, plain state) and may create tensors which
-   `capture` must find, such as the moments of an optimizer that has not stepped yet, or drop those that were not
-   saved. It must not change values that training sees.
+   `capture` must find, such as the moments of an optimizer that has not stepped yet, or drop those that
+   were not saved. It must not change values that training sees.
 2. `Adapter.capture` is called again: its tensors are the destinations. Names that are missing, unexpected,
    reshaped or retyped fail a strict load.
 3. easyckpt copies the saved bytes into these tensors in place, without any cast.
 4. `Adapter.finish` sets the plain state. Tensors inside the plain state come back as fresh CPU tensors.
 
-Which adapter takes an object: the first in `registry()` whose ``matches`` says so. ``matches`` must be cheap and
-must not import the framework: look at ``type(value).__module__`` of the object's base classes.
+Which adapter takes an object: the first in `registry()` whose ``matches`` says so. ``matches`` must be
+cheap and must not import the framework: look at ``type(value).__module__`` of the object's base classes.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ class TensorPart:
 
     A tensor that is all of its logical tensor needs only ``name`` and ``tensor``. A box of an n-dimensional
     tensor gives ``global_shape`` and ``offsets`` (its own shape is the size). A flat range of the flattened
-    logical tensor (what ZeRO partitions are) gives ``kind=FLAT``, ``global_shape`` and ``offsets=(start,)``; the
-    tensor is then one-dimensional. Two parts with the same tensor memory, type and shape are stored once.
+    logical tensor (what ZeRO partitions are) gives ``kind=FLAT``, ``global_shape`` and
+    ``offsets=(start,)``; the tensor is then one-dimensional. Two parts with the same tensor memory, type
+    and shape are stored once.
     """
 
     name: str
@@ -61,7 +63,8 @@ class Captured:
     tensors: tuple[TensorPart, ...]
     """Written in place at load."""
     plain: Any = None
-    """Numbers, strings, bytes, None, lists, tuples, dicts, sets, arrays, and tensors that are not kept in place."""
+    """Numbers, strings, bytes, None, lists, tuples, dicts, sets, arrays, and tensors that are not kept in
+    place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +134,8 @@ class Adapter(Protocol):
 
 
 _FRAMEWORKS = ("easyckpt.adapters.deepspeed",)
-"""Modules with an ``ADAPTER``; imported when an object is met that the built-in adapters do not take first."""
+"""Modules with an ``ADAPTER``; imported when an object is met that the built-in adapters do not take
+first."""
 
 
 def registry() -> tuple[Adapter, ...]:
