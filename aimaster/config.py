@@ -1,11 +1,12 @@
 """What `aimaster run` was asked to do, resolved: one frozen object of small groups.
 
-Nothing here reads the environment, the command line, a clock or a file. `aimaster.cli.run` resolves argument,
-environment and default (in this order) into a `RunConfig`; everything behind it takes the group that it needs.
-Values are checked when a group is made, and time-outs that depend on each other are checked together, so that
-no later code meets a contradiction. A `ValueError` from here is a sentence that the command line shows.
+Nothing here reads the environment, the command line, a clock or a file. `aimaster.cli.resolve` turns
+argument, environment and default (in this order) into a `RunConfig`; everything behind it takes the group
+that it needs. Values are checked when a group is made, and time-outs that depend on each other are checked
+together, so that no later code meets a contradiction. A `ValueError` from here is a sentence that the command
+line shows.
 
-Units stand last in a name. `None` means that nobody said anything, and that the one who uses the value decides.
+Units stand last in a name. `None` means that nobody said anything, and that the user of the value decides.
 """
 
 from __future__ import annotations
@@ -250,7 +251,7 @@ class PathsConfig:
     """Folders of this node, and what proves that it belongs to the job."""
 
     run_dir: Path | None = None
-    """Run folder of this node itself; None is the default place, see `aimaster.agent.rundir`."""
+    """Base of the run folders; None is the default place, see `aimaster.agent.rundir.default_base`."""
     state_dir: Path | None = None
     """Folder of what outlives the job (journal, logs); None is the default place."""
     secret_file: Path | None = None
@@ -287,8 +288,8 @@ class DetectorConfig:
             )
         if self.orphan_timeout_s <= self.dead_after_s:
             raise ValueError(
-                f"need --dead-after < --orphan-timeout, got {self.dead_after_s:g}, {self.orphan_timeout_s:g} s: "
-                "else an agent gives up before its master could notice"
+                f"need --dead-after < --orphan-timeout, got {self.dead_after_s:g}, "
+                f"{self.orphan_timeout_s:g} s: else an agent gives up before its master could notice"
             )
 
 
