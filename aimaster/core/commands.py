@@ -64,7 +64,8 @@ class Prepare(Command):
 class StartWorkers(Command):
     """Start the node's workers of this generation, answer `WorkersStarted`.
 
-    Its size does not grow with the number of nodes: each saver registers with the lead saver, which knows all.
+    Its size does not grow with the number of nodes: each saver registers with the lead saver, which knows
+    all.
     """
 
     node: NodeId

@@ -2,7 +2,8 @@
 
 Every event here is journalled before it is acted on, so that a replay of the journal gives the same state.
 Heartbeats are not events: they go to the detector and to the progress table, which turn them into
-`NodeSuspected`, `NodeRecovered` and `NodeDied`. A job of 10,000 nodes therefore writes nothing while it is well.
+`NodeSuspected`, `NodeRecovered` and `NodeDied`. A job of 10,000 nodes therefore writes nothing while it is
+well.
 
 An event about a node carries the incarnation of the agent that said it, and an event about workers the
 generation they belong to. The machine ignores what is older than what it knows, and says so in its decision.
@@ -13,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from aimaster.ids import Generation, Incarnation, JobId, NodeId
+from aimaster.ids import NO_GENERATION, Generation, Incarnation, JobId, NodeId
 
 ERROR_TEXT_CHARS_MAX = 4096
 """Longest error text an event may hold; the agent folds longer ones before it sends them."""
@@ -101,7 +102,7 @@ class NodeJoined(NodeEvent):
     wanted_node_rank: int | None = None
     """``--node-rank`` of a static rendezvous; None lets the core choose."""
     phase: AgentPhase = AgentPhase.IDLE
-    generation: Generation = Generation(0)
+    generation: Generation = NO_GENERATION
     """The generation that the agent's workers belong to, if it has any."""
 
     def __post_init__(self) -> None:

@@ -1,0 +1,69 @@
+"""Sentences for people, rendered from a decision's reason and facts. Nothing decides by them.
+
+A template may name facts that are not there; such a part is left out, so that a sentence never fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aimaster.core.commands import Facts, Reason
+
+SENTENCE_CHARS_MAX = 500
+
+_TEMPLATES: Mapping[Reason, tuple[str, ...]] = {
+    Reason.NOTHING_TO_DO: ("nothing to do",),
+    Reason.STALE: ("ignored: it belongs to an older generation or an earlier life",),
+    Reason.JOB_DECLARED: ("job declared", " for {min}:{max} nodes"),
+    Reason.WAITING_FOR_NODES: ("waiting for nodes", ": {have} here, {min} needed", ", {max} wanted"),
+    Reason.NODE_IS_SPARE: ("node {node} is a spare",),
+    Reason.ENOUGH_NODES: ("enough nodes", ": generation {generation}", " with {nodes} nodes"),
+    Reason.NODE_REFUSED: ("node {node} was refused",),
+    Reason.GENERATION_PREPARED: ("all nodes are prepared", ": attempt {attempt}", " of {world_size} ranks"),
+    Reason.WORKERS_RUNNING: ("workers run on all nodes",),
+    Reason.PROGRESS: ("progress", ": step {step}"),
+    Reason.WORKER_FAILED: (
+        "worker failed",
+        ": rank {rank}",
+        " on {node}",
+        " by signal {signal}",
+        " with exit code {worker_exit_code}",
+        " at step {last_step}",
+    ),
+    Reason.NODE_SUSPECT: ("node {node} is silent", " for {silent_s} s"),
+    Reason.NODE_HEARD_AGAIN: ("node {node} is heard again",),
+    Reason.NODE_LOST: ("node {node} is lost", ", silent for {silent_s} s"),
+    Reason.NODE_LEFT: ("node {node} left",),
+    Reason.NODE_RESTARTED: ("the agent of node {node} started anew",),
+    Reason.NODE_FAILED: ("node {node} could not do what it was told", ": {what}"),
+    Reason.PREPARE_TIMED_OUT: ("{late} nodes were not prepared in time",),
+    Reason.START_TIMED_OUT: ("{late} nodes did not start their workers in time",),
+    Reason.BUDGET_SPENT: (
+        "the restart budget is spent",
+        " ({budget}",
+        ": {limit} allowed",
+        " in {window_s} s",
+    ),
+    Reason.NO_PROGRESS: ("{attempts} attempts in a row got no further",),
+    Reason.SAME_ERROR_TWICE: ("the same error came again", " at step {step}"),
+    Reason.NO_HEALTHY_NODES: ("not enough healthy nodes", ": {have} here", ", {min} needed"),
+    Reason.STOP_REQUESTED: ("stopped", " by signal {signal}", " on {node}"),
+    Reason.WORKER_FINISHED: ("rank {rank} finished",),
+    Reason.JOB_FINISHED: ("all ranks finished",),
+    Reason.RESENT: ("node {node} is back; what it may have missed was sent again",),
+}
+
+
+def sentence(reason: Reason, facts: Facts) -> str:
+    """One sentence without a full stop, at most `SENTENCE_CHARS_MAX` long."""
+    shown = {name: f"{value:.1f}" if isinstance(value, float) else value for name, value in facts.items()}
+    parts: list[str] = []
+    for part in _TEMPLATES[reason]:
+        try:
+            parts.append(part.format_map(shown))
+        except KeyError:
+            continue
+    text = "".join(parts) or reason.value.replace("_", " ")
+    if text.count("(") > text.count(")"):
+        text += ")"
+    return text[:SENTENCE_CHARS_MAX]
