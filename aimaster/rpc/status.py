@@ -1,0 +1,281 @@
+"""What people and dashboards may know of a job, on the wire and as one frozen object.
+
+`aimaster status` prints a `JobStatus` as text or as JSON; both come from this object.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import grpc
+
+from aimaster.errors import BadMessage, JobMismatch, MasterUnreachable
+from aimaster.ids import Generation, JobId, NodeId
+from aimaster.rpc import limits
+from aimaster.rpc.gen import contract
+from aimaster.rpc.limits import clip
+from aimaster.rpc.messages import ProcessInfo, RankProgress
+from aimaster.rpc.security import Credentials
+from aimaster.rpc.transport import Endpoint, open_blocking_channel
+from aimaster.rpc.wire import (
+    Wire,
+    checked,
+    checked_generation,
+    checked_text,
+    notes_from_wire,
+    notes_to_wire,
+    or_minus_one,
+    or_none,
+    parse,
+    process_to_wire,
+    processes_from_wire,
+    progress_from_wire,
+    progress_to_wire,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """One node."""
+
+    node: NodeId
+    state: str
+    """By the names in `aimaster.core.state`."""
+    node_rank: int | None
+    """None outside the generation."""
+    address: str
+    heartbeat_age_s: float
+    connected: bool
+    processes: tuple[ProcessInfo, ...]
+    progress: tuple[RankProgress, ...]
+    saver_address: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetStatus:
+    """How much of one budget is used."""
+
+    cause: str
+    used: int
+    limit: int
+    window_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncidentStatus:
+    """One thing that went wrong, and what came of it."""
+
+    number: int
+    kind: str
+    node: str
+    rank: int | None
+    """None: the whole node."""
+    reason: str
+    generation: Generation
+    """That it ended."""
+    at_wall_s: float
+    """When it was detected, seconds since the epoch."""
+    last_step: int | None
+    resumed_step: int | None
+    restored_from: str
+    """memory, peer, disk, or empty."""
+    recovered_s: float | None
+    """From detection to the first new step; None while it lasts."""
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """One job at one moment."""
+
+    job: JobId
+    phase: str
+    generation: Generation
+    attempt: int
+    """How often workers were started again; 0 also before the first start."""
+    world_size: int
+    nodes: tuple[NodeStatus, ...]
+    master: ProcessInfo
+    master_node: str
+    """Node whose agent owns the master; empty for a master on its own."""
+    memory_step: int | None
+    durable_step: int | None
+    budgets: tuple[BudgetStatus, ...]
+    incidents: tuple[IncidentStatus, ...]
+    """Newest last, a bounded number."""
+    waiting_for: str
+    """What the job waits for; empty when it does not."""
+    epoch: int
+    """Lives of the master so far."""
+    software: str
+
+
+def encode_status(status: JobStatus) -> bytes:
+    """Bytes of a status reply."""
+    wire = contract.StatusReply(
+        job_id=status.job,
+        phase=status.phase,
+        generation=status.generation,
+        attempt=status.attempt,
+        world_size=status.world_size,
+        nodes=[_node_to_wire(node) for node in status.nodes],
+        master=process_to_wire(status.master),
+        master_node=status.master_node,
+        memory_step=or_minus_one(status.memory_step),
+        durable_step=or_minus_one(status.durable_step),
+        budgets=[
+            contract.BudgetStatus(cause=one.cause, used=one.used, limit=one.limit, window_s=one.window_s)
+            for one in status.budgets
+        ],
+        incidents=[_incident_to_wire(incident) for incident in status.incidents],
+        waiting_for=clip(status.waiting_for),
+        epoch=status.epoch,
+        software=status.software,
+    )
+    data: bytes = wire.SerializeToString()
+    return data
+
+
+def decode_status(data: bytes) -> JobStatus:
+    """Inverse of `encode_status`.
+
+    Raises:
+        BadMessage: if the bytes are not a status reply.
+    """
+    wire = parse(contract.StatusReply, data)
+    (master,) = processes_from_wire((wire.master,))
+    return JobStatus(
+        job=JobId(checked_text("job_id", wire.job_id)),
+        phase=checked_text("phase", wire.phase),
+        generation=checked_generation("generation", wire.generation),
+        attempt=wire.attempt,
+        world_size=wire.world_size,
+        nodes=tuple(_node_from_wire(node) for node in wire.nodes),
+        master=master,
+        master_node=checked_text("master_node", wire.master_node),
+        memory_step=or_none("memory_step", wire.memory_step, limits.INT63_MAX),
+        durable_step=or_none("durable_step", wire.durable_step, limits.INT63_MAX),
+        budgets=tuple(
+            BudgetStatus(
+                cause=checked_text("budget.cause", one.cause),
+                used=one.used,
+                limit=one.limit,
+                window_s=_finite("budget.window_s", one.window_s),
+            )
+            for one in wire.budgets
+        ),
+        incidents=tuple(_incident_from_wire(incident) for incident in wire.incidents),
+        waiting_for=checked_text("waiting_for", wire.waiting_for),
+        epoch=checked("epoch", wire.epoch, limits.INT63_MAX),
+        software=checked_text("software", wire.software),
+    )
+
+
+def encode_status_request(job: JobId | None) -> bytes:
+    """Bytes of a request; None takes whatever job is led there."""
+    data: bytes = contract.StatusRequest(job_id=job or "").SerializeToString()
+    return data
+
+
+def decode_status_request(data: bytes) -> str:
+    """The job that is asked for; empty for any."""
+    return checked_text("job_id", parse(contract.StatusRequest, data).job_id)
+
+
+def fetch_status(
+    endpoint: Endpoint, credentials: Credentials, *, job: JobId | None, timeout_s: float
+) -> JobStatus:
+    """Ask a master. Blocks; for commands of people.
+
+    Raises:
+        MasterUnreachable: if no master answers there in time.
+        JobMismatch: if it leads another job.
+        BadMessage: if what answers is not a master of ours.
+    """
+    where = f"master at {endpoint}"
+    with open_blocking_channel(endpoint, credentials) as channel:
+        ask = channel.unary_unary(contract.GETSTATUS_METHOD, None, None)
+        try:
+            return decode_status(ask(encode_status_request(job), timeout=timeout_s))
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details() or ""  # type: ignore[attr-defined]
+            if code is grpc.StatusCode.NOT_FOUND:
+                raise JobMismatch(details, where=where) from error
+            if code is grpc.StatusCode.UNIMPLEMENTED:
+                raise BadMessage("what answers is not a master", where=where) from error
+            raise MasterUnreachable(
+                f"no answer ({code.name.lower().replace('_', ' ')})", where=where, facts={"details": details}
+            ) from error
+
+
+def _node_to_wire(node: NodeStatus) -> Wire:
+    return contract.NodeStatus(
+        node_id=node.node,
+        state=node.state,
+        node_rank=or_minus_one(node.node_rank),
+        address=node.address,
+        heartbeat_age_s=node.heartbeat_age_s,
+        connected=node.connected,
+        processes=[process_to_wire(process) for process in node.processes],
+        progress=[progress_to_wire(progress) for progress in node.progress],
+        saver_address=node.saver_address,
+        notes=notes_to_wire(node.notes),
+    )
+
+
+def _node_from_wire(wire: Wire) -> NodeStatus:
+    return NodeStatus(
+        node=NodeId(checked_text("node.node_id", wire.node_id)),
+        state=checked_text("node.state", wire.state),
+        node_rank=or_none("node.node_rank", wire.node_rank, limits.NODES_MAX),
+        address=checked_text("node.address", wire.address),
+        heartbeat_age_s=_finite("node.heartbeat_age_s", wire.heartbeat_age_s),
+        connected=wire.connected,
+        processes=processes_from_wire(wire.processes),
+        progress=progress_from_wire(wire.progress),
+        saver_address=checked_text("node.saver_address", wire.saver_address),
+        notes=notes_from_wire(wire.notes),
+    )
+
+
+def _incident_to_wire(incident: IncidentStatus) -> Wire:
+    return contract.Incident(
+        id=incident.number,
+        kind=incident.kind,
+        node_id=incident.node,
+        rank=or_minus_one(incident.rank),
+        reason=incident.reason,
+        generation=incident.generation,
+        at_wall_s=incident.at_wall_s,
+        last_step=or_minus_one(incident.last_step),
+        resumed_step=or_minus_one(incident.resumed_step),
+        restored_from=incident.restored_from,
+        recovered_s=-1.0 if incident.recovered_s is None else incident.recovered_s,
+        error=clip(incident.error),
+    )
+
+
+def _incident_from_wire(wire: Wire) -> IncidentStatus:
+    recovered_s = _finite("incident.recovered_s", wire.recovered_s)
+    return IncidentStatus(
+        number=wire.id,
+        kind=checked_text("incident.kind", wire.kind),
+        node=checked_text("incident.node_id", wire.node_id),
+        rank=or_none("incident.rank", wire.rank, limits.INT32_MAX),
+        reason=checked_text("incident.reason", wire.reason),
+        generation=checked_generation("incident.generation", wire.generation),
+        at_wall_s=_finite("incident.at_wall_s", wire.at_wall_s),
+        last_step=or_none("incident.last_step", wire.last_step, limits.INT63_MAX),
+        resumed_step=or_none("incident.resumed_step", wire.resumed_step, limits.INT63_MAX),
+        restored_from=checked_text("incident.restored_from", wire.restored_from),
+        recovered_s=recovered_s if recovered_s >= 0 else None,
+        error=checked_text("incident.error", wire.error),
+    )
+
+
+def _finite(name: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise BadMessage(f"field {name} must be finite, got {value}")
+    return value
