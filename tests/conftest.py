@@ -13,7 +13,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster import cluster_reason, make_cluster
 from tests.leftovers import Watcher
+
+__all__ = ["cluster_reason", "make_cluster"]  # fixtures
 
 CLEAN_PREFIXES = (
     "AIMASTER_",
