@@ -24,6 +24,8 @@ class Reason(Enum):
     NODE_IS_SPARE = "node_is_spare"
     ENOUGH_NODES = "enough_nodes"
     NODE_REFUSED = "node_refused"
+    NODE_PREPARED = "node_prepared"
+    NODE_STARTED = "node_started"
     GENERATION_PREPARED = "generation_prepared"
     WORKERS_RUNNING = "workers_running"
     PROGRESS = "progress"

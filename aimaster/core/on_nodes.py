@@ -164,7 +164,7 @@ def prepared(turn: Turn, event: NodePrepared) -> None:
     turn.move_node(node, NodeTrigger.PREPARED)
     node.port = event.rendezvous_port
     turn.job.awaited.discard(node.id)
-    turn.say(Reason.NOTHING_TO_DO, node=node.id, generation=event.generation, awaited=len(turn.job.awaited))
+    turn.say(Reason.NODE_PREPARED, node=node.id, generation=event.generation, awaited=len(turn.job.awaited))
     if turn.job.phase is JobPhase.PREPARING and not turn.job.awaited:
         gen.start(turn)
 

@@ -32,7 +32,7 @@ def started(turn: Turn, event: WorkersStarted) -> None:
         return
     turn.move_node(node, NodeTrigger.STARTED)
     node.strikes = 0
-    turn.say(Reason.NOTHING_TO_DO, node=node.id, generation=event.generation)
+    turn.say(Reason.NODE_STARTED, node=node.id, generation=event.generation)
     _no_longer_awaited(turn, node)
 
 

@@ -60,7 +60,7 @@ class Timeouts:
     join_s: float = 600.0
     """For the first generation to have enough nodes (torchrun: ``join_timeout``)."""
     last_call_s: float = 30.0
-    """For more nodes once the minimum is there, before the first generation (torchrun: ``last_call_timeout``)."""
+    """For more nodes than the minimum, before the first generation (torchrun: ``last_call_timeout``)."""
     regroup_s: float = 3.0
     """The same before later generations: replacements that come together start together."""
     prepare_s: float = 120.0
@@ -136,7 +136,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """All that earlier failures left behind. Bounded: charges leave with their window, or beyond the limit."""
+    """All that earlier failures left behind. Bounded: charges leave with their window or above the limit."""
 
     charges: tuple[Charge, ...] = ()
     restarts: int = 0

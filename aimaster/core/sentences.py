@@ -19,6 +19,8 @@ _TEMPLATES: Mapping[Reason, tuple[str, ...]] = {
     Reason.NODE_IS_SPARE: ("node {node} is a spare",),
     Reason.ENOUGH_NODES: ("enough nodes", ": generation {generation}", " with {nodes} nodes"),
     Reason.NODE_REFUSED: ("node {node} was refused",),
+    Reason.NODE_PREPARED: ("node {node} is prepared",),
+    Reason.NODE_STARTED: ("workers run on node {node}",),
     Reason.GENERATION_PREPARED: ("all nodes are prepared", ": attempt {attempt}", " of {world_size} ranks"),
     Reason.WORKERS_RUNNING: ("workers run on all nodes",),
     Reason.PROGRESS: ("progress", ": step {step}"),
