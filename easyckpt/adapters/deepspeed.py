@@ -37,12 +37,14 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from easyckpt.adapters.base import Captured, Context, SavedPart, TensorPart
-from easyckpt.adapters.masters import Master, Range, adjust_state, describe, is_ranged, state_parts
+from easyckpt.adapters.base import Captured, Context, SavedPart
+from easyckpt.adapters.masters import Master, Range, adjust_state, describe, is_ranged, set_plain, state_parts
+from easyckpt.adapters.torch_native import ModuleAdapter
 from easyckpt.errors import StateMismatch, UnsupportedValue
 
 __all__ = ["ADAPTER", "TESTED", "UNTESTED_VARIABLE", "DeepSpeedAdapter"]
@@ -56,6 +58,7 @@ UNTESTED_VARIABLE = "EASYCKPT_DEEPSPEED_UNTESTED"
 REPLAY_CALLS_MAX = 1_000_000
 """Most empty updates that bring up CPU Adam's bias corrections; a microsecond each."""
 
+_MODULE = ModuleAdapter()
 _LOG = logging.getLogger("easyckpt")
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps", "micro_steps")
 _SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -79,12 +82,12 @@ class DeepSpeedAdapter:
         _refuse_unsupported(value, context)
         try:
             _refuse_pending_gradients(value, context)
+            module = _MODULE.capture(value.module, context)
             masters = tuple(_masters(value, context))
-            tensors = (
-                *_module_parts(value.module, context),
-                *state_parts(masters, _base_optimizer(value).state),
-            )
-            return Captured(tensors=tensors, plain=_plain(value, masters))
+            weights = (replace(part, name=f"module.{part.name}") for part in module.tensors)
+            moments = state_parts(masters, _base_optimizer(value).state)
+            plain = {**_plain(value, masters), "module": module.plain}
+            return Captured(tensors=(*weights, *moments), plain=plain)
         except AttributeError as error:
             raise UnsupportedValue(
                 f"this DeepSpeed keeps its state elsewhere ({error})",
@@ -103,14 +106,12 @@ class DeepSpeedAdapter:
 
     def finish(self, value: Any, plain: Any, context: Context) -> None:
         """Set counters, scaler, scheduler and group options, and what DeepSpeed derives from the moments."""
+        _MODULE.finish(value.module, plain["module"], context)
         for name in _COUNTERS:
             setattr(value, name, plain["engine"][name])
         base = _base_optimizer(value)
         masters = tuple(_masters(value, context))
-        for master in masters:
-            numbers = plain["state"].get(master.key, {}).get("plain", {})
-            if numbers:
-                base.state[master.tensor].update(numbers)
+        set_plain(masters, base.state, plain["state"])
         if value.lr_scheduler is not None and plain["lr_scheduler"] is not None:
             value.lr_scheduler.load_state_dict(plain["lr_scheduler"])
         for group, options in zip(base.param_groups, plain["groups"], strict=True):
@@ -156,8 +157,9 @@ def _refuse_unsupported(engine: Any, context: Context) -> None:
 
 def _refuse_pending_gradients(engine: Any, context: Context) -> None:
     optimizer = engine.optimizer
+    counted = engine._is_gradient_accumulation_boundary is None and engine.managed_gradient_accumulation()
     pending = (
-        engine.micro_steps % engine.gradient_accumulation_steps() != 0
+        (counted and engine.micro_steps % engine.gradient_accumulation_steps() != 0)
         or any(gradients is not None for gradients in getattr(optimizer, "averaged_gradients", {}).values())
         or bool(getattr(optimizer, "_offload_accumulated_param_ids", None))
         or any(any(flags) for flags in getattr(optimizer, "fp32_groups_has_gradients", ()))
@@ -180,7 +182,9 @@ def _masters(engine: Any, context: Context) -> Iterator[Master]:
     """What the base optimizer steps, group by group."""
     optimizer = engine.optimizer
     kind = type(optimizer).__name__
-    names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
+    names: dict[int, str] = {}
+    for part in _MODULE.capture(engine.module, context).tensors:
+        names.setdefault(id(part.tensor), part.name)
     groups = _base_optimizer(engine).param_groups
     if kind == "DeepSpeedZeroOptimizer":
         for index, group in enumerate(groups):
@@ -250,16 +254,6 @@ def _cut(
                 )
             )
     return tuple(ranges)
-
-
-def _module_parts(module: torch.nn.Module, context: Context) -> Iterator[TensorPart]:
-    for name, tensor in module.state_dict(keep_vars=True).items():
-        if not isinstance(tensor, torch.Tensor):
-            raise UnsupportedValue(
-                "extra state of a module inside an engine is not supported yet",
-                where=f"{context.path}.{name}",
-            )
-        yield TensorPart(name=f"module.{name}", tensor=tensor.detach())
 
 
 def _plain(engine: Any, masters: tuple[Master, ...]) -> dict[str, Any]:

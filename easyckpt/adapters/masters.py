@@ -20,7 +20,7 @@ import torch
 from easyckpt.adapters.base import SavedPart, TensorPart
 from easyckpt.layout import ChunkKind
 
-__all__ = ["Master", "Range", "adjust_state", "describe", "is_ranged", "parts", "state_parts"]
+__all__ = ["Master", "Range", "adjust_state", "describe", "is_ranged", "parts", "set_plain", "state_parts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,18 +87,20 @@ def is_ranged(master: Master, value: Any) -> bool:
     )
 
 
-def describe(master: Master, state: Mapping[str, Any]) -> dict[str, Any]:
-    """What the optimizer keeps for a master, as plain values from which `adjust_state` can make it again."""
-    ranged = [key for key, value in state.items() if is_ranged(master, value)]
-    return {
-        "ranged": ranged,
-        "whole": {
-            key: [str(value.dtype).removeprefix("torch."), list(value.shape)]
-            for key, value in state.items()
-            if isinstance(value, torch.Tensor) and key not in ranged
-        },
-        "plain": {key: value for key, value in state.items() if not isinstance(value, torch.Tensor)},
-    }
+def describe(master: Master, state: Mapping[str, Any]) -> list[list[Any]]:
+    """What the optimizer keeps for a master, in its order, for `adjust_state` and `set_plain`.
+
+    Each entry is ``[key, "ranged"]``, ``[key, "whole", type, shape]`` or ``[key, "plain", value]``.
+    """
+    entries: list[list[Any]] = []
+    for key, value in state.items():
+        if is_ranged(master, value):
+            entries.append([key, "ranged"])
+        elif isinstance(value, torch.Tensor):
+            entries.append([key, "whole", str(value.dtype).removeprefix("torch."), list(value.shape)])
+        else:
+            entries.append([key, "plain", value])
+    return entries
 
 
 def adjust_state(
@@ -117,21 +119,39 @@ def adjust_state(
         saved: names and types of the saved tensors.
     """
     for master in masters:
-        wanted = described.get(master.key)
-        if wanted is None:
+        entries = described.get(master.key)
+        if entries is None:
             state.pop(master.tensor, None)
             continue
-        own = state.setdefault(master.tensor, {})
-        for key in set(own) - set(wanted["ranged"]) - set(wanted["whole"]) - set(wanted["plain"]):
-            del own[key]
-        for key in wanted["ranged"]:
-            if key not in own:
-                dtype = _dtype_of(key, master, saved)
-                own[key] = torch.zeros_like(master.tensor, dtype=dtype, requires_grad=False)
-        for key, (dtype_name, shape) in wanted["whole"].items():
-            if key not in own:  # a count stays on the host, where optimizers keep it
-                device = master.tensor.device if shape else torch.device("cpu")
-                own[key] = torch.zeros(tuple(shape), dtype=getattr(torch, dtype_name), device=device)
+        own = dict(state.get(master.tensor, {}))
+        state[master.tensor] = {
+            entry[0]: own[entry[0]] if entry[0] in own else _make(master, entry, saved) for entry in entries
+        }
+
+
+def _make(master: Master, entry: list[Any], saved: SavedPart) -> Any:
+    key, kind, *rest = entry
+    if kind == "ranged":
+        return torch.zeros_like(master.tensor, dtype=_dtype_of(key, master, saved), requires_grad=False)
+    if kind == "whole":
+        dtype_name, shape = rest
+        device = (
+            master.tensor.device if shape else torch.device("cpu")
+        )  # a count lies where optimizers keep it
+        return torch.zeros(tuple(shape), dtype=getattr(torch, dtype_name), device=device)
+    return rest[0]
+
+
+def set_plain(
+    masters: Iterable[Master],
+    state: MutableMapping[torch.Tensor, dict[str, Any]],
+    described: Mapping[str, Any],
+) -> None:
+    """Set the values that are not tensors."""
+    for master in masters:
+        values = {key: rest[0] for key, kind, *rest in described.get(master.key, ()) if kind == "plain"}
+        if values:
+            state[master.tensor].update(values)
 
 
 def _dtype_of(key: str, master: Master, saved: SavedPart) -> torch.dtype:
