@@ -15,7 +15,14 @@ from typing import Any
 import fsspec
 
 from easyckpt.errors import Misuse, StorageConflict, StorageMissing, StorageUnavailable
-from easyckpt.storage.base import BytesSource, Entry, StorageProperties, as_bytes_view, check_path, storage_error
+from easyckpt.storage.base import (
+    BytesSource,
+    Entry,
+    StorageProperties,
+    as_bytes_view,
+    check_path,
+    storage_error,
+)
 
 __all__ = ["FsspecStorage"]
 
@@ -42,7 +49,7 @@ class FsspecStorage:
             raise Misuse(
                 "checkpoints cannot be kept in this kind of store yet",
                 where=url,
-                hint="a folder, file:// and memory:// can; mount the store as a folder with hard links, or wait",
+                hint="use a folder, file:// or memory://; a store that is mounted as a folder will do",
             )
         self._fs: Any
         self._fs, path = fsspec.core.url_to_fs(url)
@@ -76,13 +83,13 @@ class FsspecStorage:
                 self._fs.pipe_file(full, value, mode="create" if if_absent else "overwrite")
             length = self._fs.info(full)["size"]
         except FileExistsError as error:
-            raise StorageConflict("it is there already, and is not replaced", where=self.where(path)) from error
+            raise StorageConflict(
+                "it is there already, and is not replaced", where=self.where(path)
+            ) from error
         except OSError as error:
             raise storage_error(error, doing="write", where=self.where(path)) from error
-        if not if_absent and length != len(value):
-            # Another writer may have replaced it meanwhile; only our own create is sure to be ours.
-            return
-        if length != len(value):
+        # What was replaced may have been replaced again meanwhile; what was created is sure to be ours.
+        if if_absent and length != len(value):
             raise StorageUnavailable(
                 f"wrote {len(value)} bytes and the store has {length}",
                 where=self.where(path),

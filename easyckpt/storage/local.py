@@ -9,12 +9,12 @@ The durable write, in this one place::
     5  give it its final name: rename, or for `if_absent` link (and remove the hidden name)
     6  sync the folder, and each folder above it up to the root
 
-A crash before 5 leaves only a hidden name, which no reader looks at and `unfinished` lists. A crash after 5 leaves
-a whole object. Step 6 walks up because a folder that another process has just made is not lasting yet either,
-and this object would go with it; on a clean folder it costs microseconds.
+A crash before 5 leaves only a hidden name, which no reader looks at and `unfinished` lists. A crash after 5
+leaves a whole object. Step 6 walks up because a folder that another process has just made is not lasting yet
+either, and this object would go with it; on a clean folder it costs microseconds.
 
-``if_absent`` needs `link` or `renameat2`. Where a file system has neither, it is refused: a way with gaps would
-let two committers win.
+``if_absent`` needs `link` or `renameat2`. Where a file system has neither, it is refused: a way with gaps
+would let two committers win.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ import secrets
 from collections.abc import Iterator
 
 from easyckpt.errors import EasyckptError, StorageConflict, StorageDenied, StorageUnavailable
-from easyckpt.storage.base import BytesSource, Entry, StorageProperties, as_bytes_view, check_path, storage_error
+from easyckpt.storage.base import (
+    BytesSource,
+    Entry,
+    StorageProperties,
+    as_bytes_view,
+    check_path,
+    storage_error,
+)
 from easyckpt.storage.posix import Posix
 
 __all__ = ["LocalStorage"]
@@ -44,7 +51,9 @@ OPEN_ATTEMPTS = 3
 """How often a folder may vanish (removed by retention, because it was empty) between making and using it."""
 
 _UNFINISHED_PREFIX = ".new-"
-_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
+_NO_LINKS = frozenset(
+    {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
+)
 
 
 class LocalStorage:
@@ -255,8 +264,11 @@ class LocalStorage:
                 for facts in self._posix.scan(self.where(folder)):
                     path = folder + facts.name
                     if facts.is_folder:
-                        folders.append(path + "/")
-                    elif facts.name.startswith(_UNFINISHED_PREFIX) == hidden and _is_plain(path, hidden=hidden):
+                        if _is_plain(path, hidden=False):
+                            folders.append(path + "/")
+                    elif facts.name.startswith(_UNFINISHED_PREFIX) == hidden and _is_plain(
+                        path, hidden=hidden
+                    ):
                         found.append(Entry(path=path, bytes=facts.bytes, mtime_s=facts.mtime_s))
             except (FileNotFoundError, NotADirectoryError):
                 continue

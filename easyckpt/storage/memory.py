@@ -67,7 +67,9 @@ class MemoryStorage:
         with self._lock:
             found = self._objects.get(path)
         if found is None:
-            raise StorageMissing("it is not there", where=self.where(path), hint="`easyckpt ls` shows what is")
+            raise StorageMissing(
+                "it is not there", where=self.where(path), hint="`easyckpt ls` shows what is"
+            )
         return found[0]
 
     def stat(self, path: str) -> Entry | None:

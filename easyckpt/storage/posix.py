@@ -1,13 +1,14 @@
 """The primitive operations that a durable write is made of.
 
-`LocalStorage` does every change through one `Posix` object. In production that is this class, a thin layer over
-the system; in tests it is one that stops at the k-th operation, kills the process there, or keeps in memory
-what a disk would have kept after a power loss (`easyckpt.testing`). So the recipe that is proved is the recipe
-that runs.
+`LocalStorage` does every change through one `Posix` object. In production that is this class, a thin layer
+over the system; in tests it is one that stops at the k-th operation, kills the process there, or keeps in
+memory what a disk would have kept after a power loss (`easyckpt.testing`). So the recipe that is proved is
+the recipe that runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -61,10 +62,8 @@ class Posix:
                 if error.errno != errno.EINVAL:
                     raise
                 # Some kernels create the file before they refuse the flag.
-                try:
+                with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
-                except FileNotFoundError:
-                    pass
         return os.open(path, flags, 0o666)
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
@@ -84,7 +83,7 @@ class Posix:
         os.link(source, target, follow_symlinks=False)
 
     def rename_if_absent(self, source: str, target: str) -> None:
-        """Rename, if the new name is free (Linux `renameat2`); ENOSYS or EINVAL where there is no such call."""
+        """Rename, if the new name is free (Linux `renameat2`); ENOSYS or EINVAL if there is no such call."""
         libc = ctypes.CDLL(None, use_errno=True)
         if not hasattr(libc, "renameat2"):
             raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), target)
@@ -108,7 +107,7 @@ class Posix:
         os.rmdir(path)
 
     def sync_folder(self, path: str) -> None:
-        """Make the names in a folder last. Where a file system cannot sync a folder, there is nothing to do."""
+        """Make the names in a folder last. Some file systems cannot sync a folder: nothing is to be done."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
