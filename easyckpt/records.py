@@ -96,6 +96,8 @@ class GenerationRecord:
     resumed_step: int | None
     """None if this life began without a checkpoint."""
     world_size: int
+    life: str
+    """Token of the process that wrote it: a retry is told from another life with the same number."""
     created_unix_s: float
     software: str
 
@@ -105,6 +107,7 @@ class GenerationRecord:
         if self.resumed_step is not None:
             check_number(self.resumed_step, "resumed_step")
         check_number(self.world_size, "world_size", least=1)
+        check_text(self.life, "life")
         check_text(self.software, "software", may_be_empty=True)
         check_wall_time(self.created_unix_s, "created_unix_s")
 
@@ -147,8 +150,8 @@ class Tombstone:
         check_number(self.anchor_step, "anchor_step")
         check_number(self.anchor_generation, "anchor_generation", least=1)
         check_wall_time(self.created_unix_s, "created_unix_s")
-        if (self.anchor_step, self.anchor_generation) == (self.step, self.generation):
-            raise ValueError("a step cannot be the reason for its own removal")
+        if (self.anchor_step, self.anchor_generation) <= (self.step, self.generation):
+            raise ValueError("only a newer step is a reason to remove one")
 
     def to_json(self) -> bytes:
         """The file's bytes."""

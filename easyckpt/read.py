@@ -1,0 +1,183 @@
+"""Reading one rank's bytes back, and proving them before anybody uses them.
+
+The chain: the manifest's hash of the fragment, the fragment's hash of every 64 MiB, then the body's own
+header against the index. Nothing is handed out before it is proved, and an error names the file, the bytes
+and the rank, so that a caller can take that piece from another tier or an older step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from easyckpt.bodyfile import check_layout, header_length, parse_header
+from easyckpt.commit import read_fragment
+from easyckpt.digest import bytes_digest, chunk_range
+from easyckpt.errors import CorruptCheckpoint, IncompleteCheckpoint, Misuse, StorageMissing
+from easyckpt.layout import Layout, layout_from_dict
+from easyckpt.manifest import LayoutRecord, Manifest, PieceRecord
+from easyckpt.storage.base import Storage
+
+__all__ = [
+    "LoadedPiece",
+    "LocatedPiece",
+    "check_length",
+    "load_piece",
+    "locate_piece",
+    "prove_header",
+    "read_body",
+    "read_chunk",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocatedPiece:
+    """A piece that storage should have: proved down to the fragment, its body not yet read."""
+
+    step: int
+    record: PieceRecord
+    layout: LayoutRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedPiece:
+    """A piece whose every byte was proved."""
+
+    record: PieceRecord
+    layout: Layout
+    """With its header."""
+
+
+def locate_piece(storage: Storage, manifest: Manifest, rank: int) -> LocatedPiece:
+    """Find one rank's piece, so that the caller knows how much memory it takes.
+
+    Raises:
+        IncompleteCheckpoint: the rank is not in the step, or its fragment is not there.
+        CorruptCheckpoint: the fragment differs from what the manifest says.
+        StorageError: the storage refuses.
+    """
+    ref = manifest.ref_of(rank)
+    if ref is None:
+        raise IncompleteCheckpoint(
+            f"step {manifest.step} was saved by {manifest.world_size} ranks, and has no rank {rank}",
+            where=storage.where(),
+            hint=f"start {manifest.world_size} workers",
+        )
+    fragment = read_fragment(storage, ref, manifest)
+    for record in fragment.pieces:
+        if record.rank == rank:
+            return LocatedPiece(step=manifest.step, record=record, layout=fragment.layout_of(record))
+    raise AssertionError("read_fragment() checks the ranks")
+
+
+def load_piece(
+    storage: Storage,
+    manifest: Manifest,
+    rank: int,
+    *,
+    into: memoryview,
+    located: LocatedPiece | None = None,
+) -> LoadedPiece:
+    """Read one rank's body and prove every byte of it.
+
+    Args:
+        storage: where from.
+        manifest: of a step that `visible_steps` offers.
+        rank: whose.
+        into: writable, as long as the piece.
+        located: what `locate_piece` gave, to spare reading the fragment again.
+
+    Raises:
+        IncompleteCheckpoint: something is missing or too short.
+        CorruptCheckpoint: something differs from its hash; what ``into`` holds then must not be used.
+        StorageError: the storage refuses.
+    """
+    piece = located if located is not None else locate_piece(storage, manifest, rank)
+    layout = read_body(storage, piece, into=into)
+    return LoadedPiece(record=piece.record, layout=layout)
+
+
+def read_body(
+    storage: Storage,
+    piece: LocatedPiece,
+    *,
+    into: memoryview,
+    on_bytes: Callable[[int], None] | None = None,
+) -> Layout:
+    """Read a body whole, prove it, and return its layout with the header. See `load_piece` for the errors.
+
+    Args:
+        storage: where from.
+        piece: which.
+        into: writable, as long as the piece.
+        on_bytes: told the length of each chunk that was proved.
+    """
+    record = piece.record
+    view = into.cast("B") if into.nbytes else into
+    if len(view) != record.bytes or view.readonly:
+        raise Misuse(f"a writable buffer of {record.bytes} bytes is needed, not of {len(view)}")
+    check_length(storage, record, step=piece.step)
+    for index in range(len(record.chunk_hashes)):
+        read_chunk(storage, record, index, into=view, step=piece.step)
+        if on_bytes is not None:
+            begin, end = chunk_range(index, length=record.bytes, chunk_bytes=record.hash_chunk_bytes)
+            on_bytes(end - begin)
+    return prove_header(view, record, piece.layout, where=storage.where(record.file))
+
+
+def check_length(storage: Storage, record: PieceRecord, *, step: int) -> None:
+    """Raise IncompleteCheckpoint unless the body is there in its full length."""
+    found = storage.stat(record.file)
+    if found is None or found.bytes != record.bytes:
+        has = "is not there" if found is None else f"has {found.bytes} bytes instead of {record.bytes}"
+        raise IncompleteCheckpoint(
+            f"the body of rank {record.rank} {has}", where=storage.where(record.file), hint=_older(step)
+        )
+
+
+def read_chunk(storage: Storage, record: PieceRecord, index: int, *, into: memoryview, step: int) -> None:
+    """Read one chunk to its place in a buffer for the whole body, and prove it."""
+    begin, end = chunk_range(index, length=record.bytes, chunk_bytes=record.hash_chunk_bytes)
+    where = storage.where(record.file)
+    try:
+        got = storage.read_into(record.file, into[begin:end], begin)
+    except StorageMissing:
+        got = 0
+    if got != end - begin:
+        raise IncompleteCheckpoint(
+            f"the body of rank {record.rank} ends at byte {begin + got}", where=where, hint=_older(step)
+        )
+    if bytes_digest(into[begin:end]) != record.chunk_hashes[index]:
+        raise CorruptCheckpoint(
+            f"bytes {begin} to {end} of rank {record.rank} differ from their hash",
+            where=where,
+            hint=_older(step),
+        )
+
+
+def prove_header(
+    first: bytes | memoryview, record: PieceRecord, layout: LayoutRecord, *, where: str
+) -> Layout:
+    """The layout with its header, after proving that index and body agree.
+
+    Args:
+        first: the body's first bytes, at least ``layout.header_bytes`` of them.
+        record: the body.
+        layout: its layout, from the fragment.
+        where: named in errors.
+
+    Raises:
+        CorruptCheckpoint: they do not.
+    """
+    length = header_length(first, body_bytes=record.bytes, where=where)
+    if length != layout.header_bytes:
+        raise CorruptCheckpoint(
+            f"its header has {length} bytes, and the index says {layout.header_bytes}", where=where
+        )
+    header = bytes(first[:length])
+    check_layout(parse_header(header, body_bytes=record.bytes, where=where), layout.layout, where=where)
+    return layout_from_dict(layout.to_plain(), header=header, where=where)
+
+
+def _older(step: int) -> str:
+    return f"`easyckpt why {step}` says more; `easyckpt ls` shows older steps"

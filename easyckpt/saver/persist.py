@@ -1,0 +1,197 @@
+"""From a sealed memory slot to bytes on storage: all that the saver process needs of the disk side.
+
+Every piece is hashed, compared with its seal, written durably; then the node's fragment is created. Both may
+be repeated after a crash: what is there and equal is left alone, and what is there and different is never
+overwritten, because a manifest may already stand on it.
+
+Imports neither torch nor numpy: the saver process starts in milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from easyckpt.commit import (
+    CommitOutcome,
+    CommitResult,
+    commit_manifest,
+    ensure_root,
+    next_generation,
+    record_generation,
+)
+from easyckpt.digest import HASH_CHUNK_BYTES, digest_body
+from easyckpt.envelope import read_index
+from easyckpt.errors import CorruptCheckpoint, Misuse, StaleGeneration, StorageConflict
+from easyckpt.keep import KeepPolicy
+from easyckpt.layout import Layout
+from easyckpt.manifest import FRAGMENT_BYTES_MAX, Fragment, FragmentRef, LayoutRecord, PieceRecord
+from easyckpt.paths import StepName, body_path, fragment_path
+from easyckpt.read import LoadedPiece, LocatedPiece, load_piece, locate_piece
+from easyckpt.retention import Removed, prune
+from easyckpt.storage.base import Storage
+from easyckpt.survey import VisibleStep, visible_steps
+
+__all__ = [
+    "CommitOutcome",
+    "CommitResult",
+    "KeepPolicy",
+    "LoadedPiece",
+    "LocatedPiece",
+    "PieceMeta",
+    "Removed",
+    "VisibleStep",
+    "commit_manifest",
+    "ensure_root",
+    "load_piece",
+    "locate_piece",
+    "make_fragment",
+    "next_generation",
+    "persist_piece",
+    "prune",
+    "record_generation",
+    "visible_steps",
+    "write_fragment",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceMeta:
+    """What the saver knows of one sealed slot."""
+
+    generation: int
+    step: int
+    node_rank: int
+    rank: int
+    layout: Layout
+    """With its header."""
+    digest: str
+    """The seal: xxh3-128 of the whole body, hex. Empty if it was never taken."""
+
+    @property
+    def name(self) -> StepName:
+        """Step and generation."""
+        return StepName(step=self.step, generation=self.generation)
+
+
+def persist_piece(storage: Storage, *, body: memoryview, piece: PieceMeta) -> PieceRecord:
+    """Write one rank's body durably.
+
+    Args:
+        storage: where to.
+        body: the sealed slot; must not change meanwhile.
+        piece: whose it is.
+
+    Returns:
+        What the fragment has to say of it.
+
+    Raises:
+        CorruptCheckpoint: the slot is not what was sealed.
+        StaleGeneration: another piece was persisted under this name.
+        StorageError: the storage refuses.
+    """
+    path = body_path(piece.name, node_rank=piece.node_rank, rank=piece.rank)
+    view = body.cast("B") if body.nbytes else body
+    _check_slot(view, piece, storage.where(path))
+    digests = digest_body(view, chunk_bytes=HASH_CHUNK_BYTES)
+    if piece.digest and digests.whole != piece.digest:
+        raise CorruptCheckpoint(
+            f"the memory of rank {piece.rank} changed after step {piece.step} was sealed",
+            where=storage.where(path),
+            hint="the step is given up; if it happens again, test this machine's memory",
+        )
+    record = PieceRecord(
+        rank=piece.rank,
+        file=path,
+        bytes=len(view),
+        digest=digests.whole,
+        hash_chunk_bytes=HASH_CHUNK_BYTES,
+        chunk_hashes=digests.chunks,
+        layout=piece.layout.digest,
+    )
+    if not _is_there(storage, piece, record):
+        storage.write_durable(path, view)
+    return record
+
+
+def _check_slot(view: memoryview, piece: PieceMeta, where: str) -> None:
+    layout = piece.layout
+    if len(view) != layout.body_bytes:
+        raise Misuse(f"a slot of {len(view)} bytes for a layout of {layout.body_bytes}", where=where)
+    if not layout.header or view[: len(layout.header)] != layout.header:
+        raise CorruptCheckpoint(
+            f"the slot of rank {piece.rank} does not begin with the header of its layout", where=where
+        )
+
+
+def _is_there(storage: Storage, piece: PieceMeta, record: PieceRecord) -> bool:
+    """Whether a fragment that stands already has this very piece."""
+    path = fragment_path(piece.name, node_rank=piece.node_rank)
+    if not storage.exists(path):
+        return False
+    raw = read_index(storage, path, bytes_max=FRAGMENT_BYTES_MAX)
+    fragment = Fragment.from_json(raw, where=storage.where(path))
+    if record not in fragment.pieces:
+        raise StaleGeneration(
+            f"{piece.name} of rank {piece.rank} was persisted before, with other bytes",
+            where=storage.where(path),
+            hint="two jobs are using this folder, or a generation number was used twice",
+        )
+    found = storage.stat(record.file)
+    return found is not None and found.bytes == record.bytes
+
+
+def make_fragment(
+    pieces: Iterable[tuple[PieceMeta, PieceRecord]], *, run_id: str, world_size: int
+) -> Fragment:
+    """The fragment of one node, of the pieces that it has persisted.
+
+    Args:
+        pieces: all of one step, generation and node, in any order.
+        run_id: whose folder it is.
+        world_size: of the generation.
+
+    Raises:
+        Misuse: they do not belong together.
+    """
+    ordered = sorted(pieces, key=lambda pair: pair[0].rank)
+    metas = [meta for meta, _ in ordered]
+    if len({(meta.name, meta.node_rank) for meta in metas}) != 1:
+        raise Misuse("a fragment holds the pieces of one step of one node")
+    layouts = {meta.layout.digest: LayoutRecord.of(meta.layout) for meta in metas}
+    try:
+        return Fragment(
+            run_id=run_id,
+            generation=metas[0].generation,
+            step=metas[0].step,
+            node_rank=metas[0].node_rank,
+            world_size=world_size,
+            pieces=tuple(record for _, record in ordered),
+            layouts=tuple(layouts[digest] for digest in sorted(layouts)),
+        )
+    except ValueError as error:
+        raise Misuse(f"these pieces make no fragment: {error}") from error
+
+
+def write_fragment(storage: Storage, fragment: Fragment) -> FragmentRef:
+    """Create a node's fragment, when all its bodies are durable. Repeating it is fine.
+
+    Returns:
+        What the manifest has to say of it.
+
+    Raises:
+        StaleGeneration: another fragment is there.
+        StorageError: the storage refuses.
+    """
+    raw = fragment.to_json()
+    ref = fragment.ref(raw)
+    try:
+        storage.write_durable(ref.file, raw, if_absent=True)
+    except StorageConflict:
+        if read_index(storage, ref.file, bytes_max=FRAGMENT_BYTES_MAX) != raw:
+            raise StaleGeneration(
+                f"another fragment of node {fragment.node_rank} for {fragment.name} is there",
+                where=storage.where(ref.file),
+                hint="two jobs are using this folder, or a generation number was used twice",
+            ) from None
+    return ref
