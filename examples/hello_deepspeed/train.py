@@ -127,7 +127,14 @@ class StepLog:
         generation = os.environ.get("AIMASTER_GENERATION") or os.environ.get(
             "TORCHELASTIC_RESTART_COUNT", "0"
         )
-        self._same = {"rank": rank, "pid": os.getpid(), "generation": int(generation), **resumed}
+        node = os.environ.get("AIMASTER_NODE_ID")
+        self._same = {
+            "rank": rank,
+            "pid": os.getpid(),
+            "generation": int(generation),
+            "node": node,
+            **resumed,
+        }
 
     def write(self, step: int, loss: float) -> None:
         self._file.write(json.dumps({"step": step, "loss": loss, "wall_s": time.time(), **self._same}) + "\n")
