@@ -64,7 +64,8 @@ class Machine:
         Raises:
             IllegalEvent: if the event cannot be true in this state; the state is unchanged.
         """
-        turn = Turn(self._state, self.policy, now)
+        # A journal keeps floats: an integer here would give another digest after a replay.
+        turn = Turn(self._state, self.policy, float(now))
         if self._state.job.declared is None and not isinstance(event, JobDeclared):
             raise IllegalEvent(self._state.job.phase, type(event).__name__, "the job")
         handler = _HANDLERS.get(type(event))
