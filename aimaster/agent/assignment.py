@@ -17,17 +17,25 @@ from aimaster.agent.reaper import OWNER_VARIABLE
 from aimaster.config import ProgramConfig, ProgramKind
 from aimaster.ids import Generation, JobId, NodeId
 
-PER_WORKER = frozenset(
-    """
-    RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME
-    MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID
-    TORCHELASTIC_ERROR_FILE TORCHELASTIC_USE_AGENT_STORE
-    AIMASTER_AGENT AIMASTER_JOB_ID AIMASTER_NODE_ID AIMASTER_GENERATION AIMASTER_PROGRESS_PAGE
-    AIMASTER_LOCAL_RANK AIMASTER_NNODES AIMASTER_NODE_RANK AIMASTER_MASTER_ADDR AIMASTER_MASTER_PORT
-    EASYCKPT_DIR EASYCKPT_SAVER EASYCKPT_GENERATION EASYCKPT_PROGRESS_EXPECTED
-    """.split()
+RANK_VARIABLES = frozenset(
+    (
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+        *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+        *("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID"),
+        *("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_USE_AGENT_STORE"),
+    )
 )
-"""Variables that a worker gets from us; what an agent inherits under these names does not reach it."""
+"""Torchrun's contract. A command's own launcher hands these out, and may look at what it inherits."""
+OWN_VARIABLES = frozenset(
+    (
+        *("AIMASTER_AGENT", "AIMASTER_JOB_ID", "AIMASTER_NODE_ID", "AIMASTER_GENERATION"),
+        *("AIMASTER_PROGRESS_PAGE", "AIMASTER_LOCAL_RANK", "AIMASTER_NNODES", "AIMASTER_NODE_RANK"),
+        *("AIMASTER_MASTER_ADDR", "AIMASTER_MASTER_PORT"),
+        *("EASYCKPT_SAVER", "EASYCKPT_GENERATION", "EASYCKPT_PROGRESS_EXPECTED"),
+    )
+)
+PER_WORKER = RANK_VARIABLES | OWN_VARIABLES
+"""What differs between workers or generations. An agent's own values of these reach no worker."""
 SECRETS = frozenset({"AIMASTER_JOB_SECRET"})
 """Variables of the agent that no worker sees."""
 MAX_RESTARTS_UNLIMITED = 1000
@@ -71,18 +79,26 @@ class Assignment:
     """Further variables for every worker of this generation."""
 
 
-def common_env(base: Mapping[str, str], *, nproc: int) -> dict[str, str]:
+def common_env(
+    base: Mapping[str, str], identity: NodeIdentity, *, nproc: int, command: bool = False
+) -> dict[str, str]:
     """Variables that every worker of this node has, before what differs between them.
 
     Args:
         base: The agent's own environment.
+        identity: Names and places that do not change while the agent lives.
         nproc: Workers on this node: more than one get one OpenMP thread each where nobody said otherwise.
+        command: Whether it is for a command, which keeps what it inherits of torchrun's variables.
     """
-    ours = PER_WORKER | SECRETS | {OWNER_VARIABLE}
+    ours = SECRETS | OWN_VARIABLES | {OWNER_VARIABLE}
+    if not command:
+        ours |= RANK_VARIABLES
     env = {name: value for name, value in base.items() if name not in ours}
-    if nproc > 1:
+    if nproc > 1 and not command:
         env.setdefault("OMP_NUM_THREADS", "1")
     env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    if identity.ckpt_dir is not None:
+        env["EASYCKPT_DIR"] = identity.ckpt_dir
     # The second name is the one that torch before 2.9 reads.
     env.setdefault("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES)
     env.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", env["TORCH_FR_BUFFER_SIZE"])
@@ -155,8 +171,6 @@ def _own_env(identity: NodeIdentity, assignment: Assignment) -> dict[str, str]:
         "EASYCKPT_GENERATION": str(assignment.generation),
         "EASYCKPT_PROGRESS_EXPECTED": "1" if assignment.progress_expected else "0",
     }
-    if identity.ckpt_dir is not None:
-        env["EASYCKPT_DIR"] = identity.ckpt_dir
     if identity.saver_socket is not None:
         env["EASYCKPT_SAVER"] = str(identity.saver_socket)
     return env

@@ -18,7 +18,9 @@ ERROR_FILE_BYTES_MAX = 1024 * 1024
 _HEADER = "Traceback (most recent call last):"
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _FRAME = re.compile(r'^ *File "(?P<file>.*)", line (?P<line>\d+)(?:, in (?P<name>.*))?$')
-_EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Warning|Exit|Failure))(?::|$)")
+_EXCEPTION = re.compile(
+    r"^(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Warning|Exit|Failure))(?::|$)"
+)
 _CHANGING = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 

@@ -28,6 +28,9 @@ READY_S_MAX = 300.0
 """A template that has not imported torch by then is given up; a cold worker would not be faster."""
 PROBE_S_MAX = 30.0
 FORK_S_MAX = 30.0
+END_S_MAX = 5.0
+BRAKE_RUN_S = 0.01
+BRAKE_STOP_S = 0.04
 
 
 class Unfit(Exception):
@@ -68,8 +71,13 @@ class Template:
         self._control = control
 
     @classmethod
-    async def prepare(cls, plan: TemplatePlan, reaper: Reaper) -> Template:
+    async def prepare(cls, plan: TemplatePlan, reaper: Reaper, *, gentle: bool = False) -> Template:
         """Start a template and wait until it has proved itself.
+
+        Args:
+            plan: What to start it with.
+            reaper: Told of the process, so that nobody takes it for a worker.
+            gentle: Take no more than a fifth of a processor meanwhile.
 
         Raises:
             Unfit: No template of this plan can be forked from; the text says why.
@@ -79,7 +87,7 @@ class Template:
         for attempt in range(TRIES_MAX):
             if attempt == TRIES_MAX - 1:
                 modules = []
-            template, answer = await cls._start(plan, modules, reaper)
+            template, answer = await cls._start(plan, modules, reaper, gentle=gentle)
             if "unfit" not in answer and "tainted" not in answer:
                 template.loaded = int(answer["loaded"])
                 return template
@@ -94,12 +102,13 @@ class Template:
 
     @classmethod
     async def _start(
-        cls, plan: TemplatePlan, modules: Sequence[str], reaper: Reaper
+        cls, plan: TemplatePlan, modules: Sequence[str], reaper: Reaper, *, gentle: bool
     ) -> tuple[Template, dict[str, Any]]:
         process, control = _launch(plan)
         reaper.own(process.pid)
         template = cls(plan, process, control)
         config = _config(plan, modules=modules)
+        brake = asyncio.ensure_future(_brake(process)) if gentle else None
         try:
             protocol.send(control, config)
             answer, _ = await _receive(control, READY_S_MAX)
@@ -108,6 +117,11 @@ class Template:
         except asyncio.CancelledError:
             await template.close(reaper)
             raise
+        finally:
+            if brake is not None:
+                brake.cancel()
+                if process.poll() is None:
+                    process.send_signal(signal.SIGCONT)
         return template, answer
 
     @property
@@ -164,7 +178,8 @@ class Template:
         self._control.close()
         if self._process.poll() is None:
             self._process.kill()
-            self._process.wait()  # killed and waiting for nothing: at once
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_S_MAX)
         reaper.disown(self._process.pid)
 
 
@@ -237,10 +252,24 @@ async def _probe(plan: TemplatePlan, reaper: Reaper) -> None:
         raise Unfit(f"{plan.argv[0]} does not import sitecustomize from PYTHONPATH")
 
 
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _brake(process: subprocess.Popen[bytes]) -> None:
+    """Let a process run for a fifth of the time. (A lower priority could not be given back, and forks keep it.)"""
+    while process.poll() is None:
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(BRAKE_STOP_S)
+        process.send_signal(signal.SIGCONT)
+        await asyncio.sleep(BRAKE_RUN_S)
+
+
 async def _receive(control: socket.socket, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
     loop = asyncio.get_running_loop()
-    readable = loop.create_future()
-    loop.add_reader(control, lambda: readable.done() or readable.set_result(None))
+    readable: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(control, _set, readable)
     try:
         await asyncio.wait_for(readable, timeout_s)
         return protocol.receive(control)

@@ -1,0 +1,52 @@
+"""Which modules a template imports ahead: those that the last attempt had loaded, but for the user's own.
+
+The user's own modules may read ``RANK``, connect or draw numbers when they are imported, so each worker imports
+them afresh. What is not the user's is told by place: the standard library and the folders that packages are
+installed to. A package that is installed in editable mode lies elsewhere and counts as the user's.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import sysconfig
+from pathlib import Path
+
+LIST_NAME = "modules.txt"
+LIST_BYTES_MAX = 8 * 1024 * 1024
+GROWTH_MIN = 20
+"""So many new modules are worth another template."""
+_NOT_AHEAD = ("__main__", "__mp_main__", "sitecustomize", "usercustomize")
+
+
+def library_roots() -> tuple[str, ...]:
+    """Folders whose modules are nobody's own, resolved, each ending with a separator."""
+    paths = sysconfig.get_paths()
+    roots = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    roots.update(site.getsitepackages() if hasattr(site, "getsitepackages") else ())
+    if site.ENABLE_USER_SITE:
+        roots.add(site.getusersitepackages())
+    return tuple(sorted(os.path.join(os.path.realpath(root), "") for root in roots))
+
+
+def read_list(path: Path, roots: tuple[str, ...]) -> tuple[str, ...]:
+    """Names to import ahead, in the order in which the worker had loaded them; empty without a list."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read(LIST_BYTES_MAX).splitlines()
+    except OSError:
+        return ()
+    names = []
+    for line in lines:
+        name, _, origin = line.partition("\t")
+        if _is_ahead(name, origin, roots):
+            names.append(name)
+    return tuple(names)
+
+
+def _is_ahead(name: str, origin: str, roots: tuple[str, ...]) -> bool:
+    top = name.partition(".")[0]
+    if name in _NOT_AHEAD or top == "aimaster" or not all(part.isidentifier() for part in name.split(".")):
+        return False
+    # A second path component may itself be a link into the user's folder, so only the real place counts.
+    return top == "easyckpt" or os.path.realpath(origin).startswith(roots)
