@@ -1,0 +1,37 @@
+# Two commands for a new user: `make demo` and `make test`. Both set everything up first.
+PYTHON ?= python3
+VENV := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-fast lint format proto clean
+
+help:  ## show these targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+venv:  ## make .venv with everything that is needed (quick if it is there)
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python 3.10 or newer, or name one: make PYTHON=…" >&2; exit 3; }
+	@$(PYTHON) tools/set_up.py
+
+demo: venv  ## train under faults: a killed worker, then a lost node; writes build/demo/report.json
+	@$(VENV)/python examples/hello_deepspeed/demo.py
+
+test: venv  ## run all tests
+	@$(VENV)/python -m pytest
+
+test-fast: venv  ## run the tests that take no longer than a few seconds each
+	@$(VENV)/python -m pytest -m "not slow"
+
+lint: venv  ## ruff and mypy
+	@$(VENV)/ruff check .
+	@$(VENV)/ruff format --check .
+	@$(VENV)/mypy
+
+format: venv  ## let ruff format the code
+	@$(VENV)/ruff format .
+
+proto: venv  ## compile protos/ into aimaster/rpc/gen/ and remember new field numbers
+	@$(VENV)/python protos/generate.py
+	@$(VENV)/python tests/tidy/test_protos.py
+
+clean:  ## remove what make made, the environment included
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
