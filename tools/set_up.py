@@ -1,12 +1,12 @@
 """Makes `.venv` with everything that `make demo` and `make test` need. Run by the system's own Python.
 
-Three things go before the installation, because each of them fails late and unkindly otherwise. The machine is
-looked at as a whole: one message names all that is missing (without a C++ compiler DeepSpeed dies at start,
+Three things go before the installation, because each of them fails late and unkindly otherwise. The machine
+is looked at as a whole: one message names all that is missing (without a C++ compiler DeepSpeed dies at start,
 without Python's headers it cannot build). A stamp is compared, so that the second call takes no time. And pip
 is asked what it would fetch: on x86-64 Linux a plain index brings the CUDA build of torch, gigabytes of it,
 also to a machine without a GPU.
 
-The file has to run on any Python 3, since telling an old one apart is its first task.
+The file has to run on any Python from 3.6, since telling an old one apart is its first task.
 """
 
 import hashlib
@@ -71,7 +71,7 @@ def look_at_machine():
     if not sys.platform.startswith("linux"):
         missing.append("Linux (this is " + sys.platform + ")")
     if sys.version_info < OLDEST:
-        missing.append("Python 3.10 or newer ({} is {})".format(sys.executable, sys.version.split()[0]))
+        missing.append(f"Python 3.10 or newer ({sys.executable} is {sys.version.split()[0]})")
     for module in ("venv", "ensurepip"):
         try:
             __import__(module)
