@@ -1,0 +1,1 @@
+"""Showing a report: text for people, JSON for programs, from the same object."""

@@ -1,0 +1,94 @@
+"""Errors of sanitycheck.
+
+::
+
+    SanitycheckError                    exit 70 (our own bug, unless a branch below says otherwise)
+    ├─ UsageError                       exit 2   the caller asked for something that does not exist
+    │   ├─ UnknownCheckError            exit 2   no check has this id
+    │   └─ BadFileError                 exit 2   a drill, baseline or fingerprint file cannot be used
+    ├─ ReportFormatError                exit 70  a report that is not ours, or of a schema we do not read
+    └─ CannotLookError                  (inside a probe only; becomes a verdict, never an exit code)
+        ├─ NotApplicableError           → skipped
+        ├─ ToolMissingError             → unknown
+        └─ NotPermittedError            → unknown
+
+A check that fails is not an error: it is a result.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "BadFileError",
+    "CannotLookError",
+    "NotApplicableError",
+    "NotPermittedError",
+    "ReportFormatError",
+    "SanitycheckError",
+    "ToolMissingError",
+    "UnknownCheckError",
+    "UsageError",
+]
+
+
+class SanitycheckError(Exception):
+    """Root of the tree. ``str(error)`` says what, where and what to do next."""
+
+    exit_code: ClassVar[int] = 70
+
+
+class UsageError(SanitycheckError):
+    """The caller asked for something that does not exist or does not go together. Exit code 2."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class UnknownCheckError(UsageError):
+    """No check has this id. Exit code 2."""
+
+    def __init__(self, check: str, *, known: tuple[str, ...]) -> None:
+        self.check = check
+        self.known = known
+        family = check.split(".", 1)[0] + "."
+        near = [name for name in known if name.startswith(family)] or list(known)
+        super().__init__(f"there is no check {check!r}; near it: {', '.join(near)} (see 'sanitycheck list')")
+
+
+class BadFileError(UsageError):
+    """A drill, baseline or fingerprint file cannot be used. Exit code 2."""
+
+    def __init__(self, path: str, *, problem: str) -> None:
+        self.path = path
+        self.problem = problem
+        super().__init__(f"{path}: {problem}")
+
+
+class ReportFormatError(SanitycheckError):
+    """A text that should be a report is not one, or has a schema that this version does not read. Exit code
+    70."""
+
+
+class CannotLookError(SanitycheckError):
+    """Raised inside a probe: the thing to be looked at could not be looked at. Becomes ``unknown``."""
+
+    kind: ClassVar[str] = "cannot_look"
+
+
+class NotApplicableError(CannotLookError):
+    """Raised inside a probe: the check has no object here. Becomes ``skipped``."""
+
+    kind: ClassVar[str] = "not_applicable"
+
+
+class ToolMissingError(CannotLookError):
+    """Raised inside a probe: a library, file or system call that is needed is not there. Becomes
+    ``unknown``."""
+
+    kind: ClassVar[str] = "tool_missing"
+
+
+class NotPermittedError(CannotLookError):
+    """Raised inside a probe: this user or container may not look. Becomes ``unknown``."""
+
+    kind: ClassVar[str] = "not_permitted"

@@ -1,0 +1,123 @@
+"""Collectives between two processes of this node over gloo: ``coll.intra``.
+
+Values are whole numbers small enough for float32 to hold every sum exactly, so that "correct" means equal.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from sanitycheck.errors import NotApplicableError, ToolMissingError
+from sanitycheck.facts.forked import ChildFailedError, run_forked
+from sanitycheck.facts.request import Request
+
+__all__ = ["CollectiveFacts", "collect"]
+
+RANKS = 2
+SIZES_BYTES = (64, 64 << 10, 1 << 20, 16 << 20)
+REPEATS = 2
+RESERVE_S = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveFacts:
+    """Outcome over all ranks and sizes.
+
+    Attributes:
+        wrong: ``operation at size: k of n values wrong on rank r``, one per wrong result.
+        mb_s: Payload over time of the fastest repeat of the largest size, by operation, slowest rank.
+        problem: The library's own error, when the group could not be used.
+    """
+
+    backend: str = "gloo"
+    ranks: int = RANKS
+    interface: str = "lo"
+    wrong: tuple[str, ...] = ()
+    mb_s: Mapping[str, float] = field(default_factory=dict)
+    problem: str = ""
+
+
+def _expected(torch: Any, count: int, rank: int) -> Any:
+    """What a rank gives: a pattern that differs by rank and by place."""
+    return torch.arange(count, dtype=torch.float32).remainder(1009) + 10_000 * rank
+
+
+def _all_reduce(torch: Any, count: int, rank: int) -> tuple[float, int]:
+    mine = _expected(torch, count, rank)
+    begin = time.perf_counter()
+    torch.distributed.all_reduce(mine)
+    took = time.perf_counter() - begin
+    want = sum(_expected(torch, count, r) for r in range(RANKS))
+    return took, int((mine != want).sum())
+
+
+def _all_gather(torch: Any, count: int, rank: int) -> tuple[float, int]:
+    parts = [torch.empty(count) for _ in range(RANKS)]
+    mine = _expected(torch, count, rank)
+    begin = time.perf_counter()
+    torch.distributed.all_gather(parts, mine)
+    took = time.perf_counter() - begin
+    return took, sum(int((part != _expected(torch, count, r)).sum()) for r, part in enumerate(parts))
+
+
+def _rank(torch: Any, rank: int, folder: str, deadline_s: float) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    dist = torch.distributed
+    wrong: list[str] = []
+    mb_s: dict[str, float] = {}
+    try:
+        store = dist.FileStore(os.path.join(folder, "store"), RANKS)
+        timeout = timedelta(seconds=deadline_s)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout)
+        for size in SIZES_BYTES:
+            for name, operation in (("all_reduce", _all_reduce), ("all_gather", _all_gather)):
+                count = size // 4
+                runs = [operation(torch, count, rank) for _ in range(REPEATS)]
+                bad = max(bad for _, bad in runs)
+                if bad:
+                    wrong.append(f"{name} of {size} bytes: {bad} values wrong on rank {rank}")
+                mb_s[name] = round(size / min(took for took, _ in runs) / 1e6, 1)
+    except RuntimeError as error:  # what torch.distributed raises for everything that fails below it
+        return {"problem": (str(error).splitlines() or ["no message"])[0][:300]}
+    return {"wrong": wrong, "mb_s": mb_s}
+
+
+def collect(request: Request) -> CollectiveFacts:
+    """Fork two ranks, compare what they got with what must come out."""
+    request.tell("importing torch")
+    try:
+        import torch
+        import torch.distributed
+    except ModuleNotFoundError as error:
+        raise NotApplicableError("torch is not installed here") from error
+    except (ImportError, OSError) as error:
+        raise ToolMissingError(f"torch cannot be imported: {error}") from error
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        raise NotApplicableError("this torch has no gloo")
+    # Only this node is judged here, so name resolution of the host must not matter, unless the user chose.
+    interface = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    deadline_s = max(2.0, request.deadline_s - RESERVE_S)
+    request.tell("exchanging values")
+    with tempfile.TemporaryDirectory(prefix="sanitycheck-") as folder:
+        answers = run_forked(
+            lambda rank: _rank(torch, rank, str(Path(folder)), deadline_s), count=RANKS, deadline_s=deadline_s
+        )
+    if all(answer is None for answer in answers):
+        raise ChildFailedError("no rank answered")
+    problems = [str(answer["problem"]) for answer in answers if answer and "problem" in answer]
+    lost = [f"rank {rank} gave no answer" for rank, answer in enumerate(answers) if answer is None]
+    good = [answer for answer in answers if answer and "wrong" in answer]
+    speeds = [answer["mb_s"] for answer in good]
+    return CollectiveFacts(
+        interface=interface,
+        wrong=tuple(line for answer in good for line in answer["wrong"]),
+        mb_s={name: min(speed[name] for speed in speeds) for name in speeds[0]} if speeds else {},
+        problem="; ".join(problems + lost),
+    )

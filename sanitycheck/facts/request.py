@@ -1,0 +1,34 @@
+"""What a probe is asked, and how it says where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sanitycheck.options import Options
+
+__all__ = ["Request"]
+
+
+def _nowhere(phase: str) -> None:
+    """A request made by hand has nobody to tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One probe's orders.
+
+    Attributes:
+        check: Id of the check.
+        thorough: False at the level *instant*: look, but measure nothing.
+        deadline_s: Time the probe has, counted from its start.
+        options: The run's options.
+        tell: Call with a short phrase before anything that may hang; a probe that is ended at its deadline
+            is then reported with the phrase it got to.
+    """
+
+    check: str
+    thorough: bool = True
+    deadline_s: float = 30.0
+    options: Options = field(default_factory=Options)
+    tell: Callable[[str], None] = _nowhere
