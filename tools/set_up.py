@@ -1,10 +1,10 @@
 """Makes `.venv` with everything that `make demo` and `make test` need. Run by the system's own Python.
 
 Three things go before the installation, because each of them fails late and unkindly otherwise. The machine
-is looked at as a whole: one message names all that is missing (without a C++ compiler DeepSpeed dies at start,
-without Python's headers it cannot build). A stamp is compared, so that the second call takes no time. And pip
-is asked what it would fetch: on x86-64 Linux a plain index brings the CUDA build of torch, gigabytes of it,
-also to a machine without a GPU.
+is looked at as a whole: one message names all that is missing (without a C++ compiler DeepSpeed dies at
+start, without Python's headers it cannot build). A stamp is compared, so that the second call takes no time.
+And pip is asked what it would fetch: on x86-64 Linux a plain index brings the CUDA build of torch, gigabytes
+of it, also to a machine without a GPU.
 
 The file has to run on any Python from 3.6, since telling an old one apart is its first task.
 """
