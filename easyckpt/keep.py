@@ -97,11 +97,11 @@ class KeepBest:
     def keeps(self, steps: Sequence[Manifest]) -> frozenset[StepName]:
         """See `KeepPolicy`."""
         sign = -1.0 if self.largest else 1.0
-        measured = [
-            (sign * step.metrics[self.metric], -step.step, step.name)
-            for step in steps
-            if self.metric in step.metrics and step.metrics[self.metric] == step.metrics[self.metric]
-        ]
+        measured = []
+        for step in steps:
+            value = step.metrics.get(self.metric)
+            if value is not None:
+                measured.append((sign * value, -step.step, step.name))
         return frozenset(name for _, _, name in sorted(measured)[: self.count])
 
 

@@ -13,6 +13,7 @@ step, generation, node and rank give, so that an index cannot point outside its 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -264,8 +265,9 @@ class Manifest:
     fragments: tuple[FragmentRef, ...]
     created_unix_s: float
     software: str
-    metrics: dict[str, float] = field(default_factory=dict)
-    """What the caller of save() gave, for example ``{"loss": 1.2}``; retention can keep the best."""
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    """What the caller of save() gave, for example ``{"loss": 1.2}``; retention can keep the best. JSON knows neither
+    NaN nor infinity: they become None, which is never the best."""
 
     def __post_init__(self) -> None:
         check_text(self.run_id, "run_id")
@@ -273,13 +275,16 @@ class Manifest:
         check_number(self.step, "step")
         check_number(self.world_size, "world_size", least=1, most=RANKS_MAX)
         if self.resumed_step is not None:
-            check_number(self.resumed_step, "resumed_step", most=self.step)
+            check_number(self.resumed_step, "resumed_step")
         check_text(self.software, "software", may_be_empty=True)
         check_wall_time(self.created_unix_s, "created_unix_s")
+        object.__setattr__(self, "metrics", dict(self.metrics))
         if len(self.metrics) > METRICS_MAX:
             raise ValueError(f"{len(self.metrics)} metrics, more than {METRICS_MAX}")
-        for key in self.metrics:
+        for key, value in self.metrics.items():
             check_text(key, "a metric's name")
+            if value is not None and not math.isfinite(value):
+                self.metrics[key] = None
         self._check_fragments()
 
     def _check_fragments(self) -> None:

@@ -31,7 +31,7 @@ from enum import Enum
 
 from easyckpt.commit import next_generation
 from easyckpt.errors import StaleGeneration, StorageConflict
-from easyckpt.keep import KeepPolicy
+from easyckpt.keep import KeepAll, KeepAny, KeepBest, KeepEvery, KeepLatest, KeepPinned, KeepPolicy
 from easyckpt.manifest import Manifest
 from easyckpt.paths import (
     DATA_FOLDER,
@@ -47,6 +47,13 @@ from easyckpt.survey import HiddenReason, HiddenStep, Survey, fenced_by, survey
 from easyckpt.verify import verify_step
 
 __all__ = [
+    "KeepAll",
+    "KeepAny",
+    "KeepBest",
+    "KeepEvery",
+    "KeepLatest",
+    "KeepPinned",
+    "KeepPolicy",
     "PruneOptions",
     "PruneReport",
     "Removed",
