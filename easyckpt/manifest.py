@@ -265,9 +265,9 @@ class Manifest:
     fragments: tuple[FragmentRef, ...]
     created_unix_s: float
     software: str
-    metrics: dict[str, float | None] = field(default_factory=dict)
-    """What the caller of save() gave, for example ``{"loss": 1.2}``; retention can keep the best. JSON knows neither
-    NaN nor infinity: they become None, which is never the best."""
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    """What the caller of save() gave, for example ``{"loss": 1.2}``; retention can keep the best. JSON knows
+    neither NaN nor infinity: they become None, which is never the best."""
 
     def __post_init__(self) -> None:
         check_text(self.run_id, "run_id")
@@ -278,13 +278,15 @@ class Manifest:
             check_number(self.resumed_step, "resumed_step")
         check_text(self.software, "software", may_be_empty=True)
         check_wall_time(self.created_unix_s, "created_unix_s")
-        object.__setattr__(self, "metrics", dict(self.metrics))
         if len(self.metrics) > METRICS_MAX:
             raise ValueError(f"{len(self.metrics)} metrics, more than {METRICS_MAX}")
-        for key, value in self.metrics.items():
+        for key in self.metrics:
             check_text(key, "a metric's name")
-            if value is not None and not math.isfinite(value):
-                self.metrics[key] = None
+        finite = {
+            key: None if value is None or not math.isfinite(value) else float(value)
+            for key, value in self.metrics.items()
+        }
+        object.__setattr__(self, "metrics", finite)
         self._check_fragments()
 
     def _check_fragments(self) -> None:

@@ -27,7 +27,7 @@ from easyckpt.keep import KeepPolicy
 from easyckpt.layout import Layout
 from easyckpt.manifest import FRAGMENT_BYTES_MAX, Fragment, FragmentRef, LayoutRecord, PieceRecord
 from easyckpt.paths import StepName, body_path, fragment_path
-from easyckpt.read import LoadedPiece, LocatedPiece, load_piece, locate_piece
+from easyckpt.read import LoadedPiece, LocatedPiece, load_piece, locate_piece, read_body
 from easyckpt.retention import Removed, prune
 from easyckpt.storage.base import Storage
 from easyckpt.survey import VisibleStep, visible_steps
@@ -49,6 +49,7 @@ __all__ = [
     "next_generation",
     "persist_piece",
     "prune",
+    "read_body",
     "record_generation",
     "visible_steps",
     "write_fragment",
