@@ -2,10 +2,10 @@
 
     python benchmarks/step_overhead.py --rounds 8
 
-Each round starts torchrun, aimaster and torchrun again, in an order that alternates, and takes the median step
-of each launch. The ratio aimaster/torchrun is worth nothing without the ratio torchrun/torchrun beside it,
-measured in the same rounds: its interval is what the machine alone does. Intervals are 95 % bootstrap intervals
-of the median ratio over rounds.
+Each round starts torchrun, aimaster and torchrun again, in an order that alternates, and takes the median
+step of each launch. The ratio aimaster/torchrun is worth nothing without the ratio torchrun/torchrun beside
+it, measured in the same rounds: its interval is what the machine alone does. Intervals are 95 % bootstrap
+intervals of the median ratio over rounds.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=224)
     parser.add_argument("--limit_s", type=float, default=300.0)
     arguments = parser.parse_args()
     size = {key: getattr(arguments, key) for key in ("steps", "width", "batch", "limit_s")}
