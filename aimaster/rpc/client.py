@@ -25,7 +25,7 @@ import grpc.aio
 from aimaster.clock import Clock
 from aimaster.core.commands import Command, Prepare, StartWorkers
 from aimaster.core.events import NodeEvent
-from aimaster.errors import BadMessage, OwnBug
+from aimaster.errors import BadMessage, MasterUnreachable, OwnBug
 from aimaster.ids import NO_GENERATION, Generation, Incarnation
 from aimaster.rpc.convert import AgentBody, MasterBody, decode_from_master, encode_from_agent
 from aimaster.rpc.facts import FACT_KINDS
@@ -66,8 +66,8 @@ class LinkState(Enum):
     CLOSED = "closed"
 
 
-class _SessionEnded(Exception):  # not an error: the link starts the next one
-    """Why a session is over; never leaves this module."""
+class _SessionEnded(MasterUnreachable):
+    """Why a session is over. Never leaves this module: the link starts the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

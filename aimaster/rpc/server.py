@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -38,15 +38,16 @@ from aimaster.rpc.messages import (
     Refused,
     Welcome,
 )
-from aimaster.rpc.security import Credentials
 from aimaster.rpc.status import JobStatus, decode_status_request, encode_status
-from aimaster.rpc.transport import END_OF_STREAM, Call, Endpoint, add_port, make_server
+from aimaster.rpc.transport import END_OF_STREAM, Bound, Call
 
 HELLO_TIMEOUT_S = 10.0
 """A stream on which nobody says hello is closed after so long."""
 COMMANDS_WAITING_MAX = 64
 """An agent that lets more commands wait does not read; its session is ended, and it will come back."""
 LIFE_SIGN_BEATS = 3
+LIFE_SIGN_S_MIN = 3.0
+"""An old session has so many heartbeats, and at least so long, to show that its agent lives."""
 STOP_GRACE_S = 1.0
 
 NodeCommand = Prepare | StartWorkers | EndNode
@@ -154,7 +155,7 @@ class AgentServer:
         job: The job's name.
         incarnation: Of this life of the master.
         epoch: Of its lease; raised by every life.
-        credentials: Of the job.
+        bound: The port.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class AgentServer:
         job: JobId,
         incarnation: Incarnation,
         epoch: int,
-        credentials: Credentials,
+        bound: Bound,
     ) -> None:
         self.generation: Generation = NO_GENERATION
         """Newest that the master knows; stands in every header."""
@@ -172,20 +173,13 @@ class AgentServer:
         self._job = job
         self._incarnation = incarnation
         self._epoch = epoch
-        self._credentials = credentials
         self._sessions: dict[NodeId, Session] = {}
-        self._server = make_server()
+        self._server = bound.server
         self._server.add_generic_rpc_handlers((self._handlers(),))
 
-    async def start(self, endpoint: Endpoint) -> Endpoint:
-        """Listen; gives the endpoint with the real port.
-
-        Raises:
-            OSError: the operating system's reason why it cannot listen there.
-        """
-        port = add_port(self._server, endpoint, self._credentials)
+    async def start(self) -> None:
+        """Begin to answer."""
         await self._server.start()
-        return Endpoint(host=endpoint.host, port=port)
 
     async def stop(self) -> None:
         """End all sessions and close the port."""
@@ -209,6 +203,12 @@ class AgentServer:
         if session is not None:
             session.acknowledge()
 
+    def hang_up(self, identity: Identity) -> None:
+        """End an agent's session; it will join again."""
+        session = self._sessions.get(identity.node)
+        if session is not None and session.identity == identity:
+            session.end(None)
+
     def connected(self, node: NodeId) -> bool:
         """Whether the node has a session."""
         return node in self._sessions
@@ -220,11 +220,11 @@ class AgentServer:
 
     # Streams ------------------------------------------------------------------------------------------------
 
-    def _handlers(self) -> grpc.GenericRpcHandler:
+    def _handlers(self) -> _Methods:
         return _Methods(
             {
-                contract.SESSION_METHOD: grpc.stream_stream_rpc_method_handler(self._serve_agent),  # type: ignore
-                contract.GETSTATUS_METHOD: grpc.unary_unary_rpc_method_handler(self._serve_status),  # type: ignore
+                contract.SESSION_METHOD: grpc.stream_stream_rpc_method_handler(self._serve_agent),
+                contract.GETSTATUS_METHOD: grpc.unary_unary_rpc_method_handler(self._serve_status),
             }
         )
 
@@ -335,11 +335,12 @@ class AgentServer:
             kind=RefusalKind.NODE_ID,
             message=f"another live agent is node {identity.node} of this job; give each its own --node-id",
         )
+        interval_s = self._master.welcome.heartbeat_interval_s
         while (old := self._sessions.get(identity.node)) is not None:
             if old.identity.incarnation == identity.incarnation:
                 old.end(None)
                 self._forget(old)
-            elif await old.lives(LIFE_SIGN_BEATS * self._master.welcome.heartbeat_interval_s):
+            elif await old.lives(max(LIFE_SIGN_S_MIN, LIFE_SIGN_BEATS * interval_s)):
                 return refused
             elif self._sessions.get(identity.node) is old:
                 old.end(refused)
@@ -366,12 +367,12 @@ class AgentServer:
         return encode_from_master(header, body)
 
 
-class _Methods(grpc.GenericRpcHandler):
+class _Methods(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic when it runs
     """Our methods by name; messages travel as bytes and are converted by `convert`."""
 
-    def __init__(self, methods: dict[str, grpc.RpcMethodHandler]) -> None:
+    def __init__(self, methods: dict[str, Any]) -> None:
         self._methods = methods
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         """Called by gRPC for every call."""
         return self._methods.get(handler_call_details.method)

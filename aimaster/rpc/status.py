@@ -45,7 +45,8 @@ class NodeStatus:
     node_rank: int | None
     """None outside the generation."""
     address: str
-    heartbeat_age_s: float
+    heartbeat_age_s: float | None
+    """None if this life of the master has not heard it yet."""
     connected: bool
     processes: tuple[ProcessInfo, ...]
     progress: tuple[RankProgress, ...]
@@ -200,7 +201,7 @@ def fetch_status(
         try:
             return decode_status(ask(encode_status_request(job), timeout=timeout_s))
         except grpc.RpcError as error:
-            code, details = error.code(), error.details() or ""  # type: ignore[attr-defined]
+            code, details = error.code(), error.details() or ""
             if code is grpc.StatusCode.NOT_FOUND:
                 raise JobMismatch(details, where=where) from error
             if code is grpc.StatusCode.UNIMPLEMENTED:
@@ -216,7 +217,7 @@ def _node_to_wire(node: NodeStatus) -> Wire:
         state=node.state,
         node_rank=or_minus_one(node.node_rank),
         address=node.address,
-        heartbeat_age_s=node.heartbeat_age_s,
+        heartbeat_age_s=_or_minus_one(node.heartbeat_age_s),
         connected=node.connected,
         processes=[process_to_wire(process) for process in node.processes],
         progress=[progress_to_wire(progress) for progress in node.progress],
@@ -231,7 +232,7 @@ def _node_from_wire(wire: Wire) -> NodeStatus:
         state=checked_text("node.state", wire.state),
         node_rank=or_none("node.node_rank", wire.node_rank, limits.NODES_MAX),
         address=checked_text("node.address", wire.address),
-        heartbeat_age_s=_finite("node.heartbeat_age_s", wire.heartbeat_age_s),
+        heartbeat_age_s=_finite_or_none("node.heartbeat_age_s", wire.heartbeat_age_s),
         connected=wire.connected,
         processes=processes_from_wire(wire.processes),
         progress=progress_from_wire(wire.progress),
@@ -252,13 +253,12 @@ def _incident_to_wire(incident: IncidentStatus) -> Wire:
         last_step=or_minus_one(incident.last_step),
         resumed_step=or_minus_one(incident.resumed_step),
         restored_from=incident.restored_from,
-        recovered_s=-1.0 if incident.recovered_s is None else incident.recovered_s,
+        recovered_s=_or_minus_one(incident.recovered_s),
         error=clip(incident.error),
     )
 
 
 def _incident_from_wire(wire: Wire) -> IncidentStatus:
-    recovered_s = _finite("incident.recovered_s", wire.recovered_s)
     return IncidentStatus(
         number=wire.id,
         kind=checked_text("incident.kind", wire.kind),
@@ -270,9 +270,17 @@ def _incident_from_wire(wire: Wire) -> IncidentStatus:
         last_step=or_none("incident.last_step", wire.last_step, limits.INT63_MAX),
         resumed_step=or_none("incident.resumed_step", wire.resumed_step, limits.INT63_MAX),
         restored_from=checked_text("incident.restored_from", wire.restored_from),
-        recovered_s=recovered_s if recovered_s >= 0 else None,
+        recovered_s=_finite_or_none("incident.recovered_s", wire.recovered_s),
         error=checked_text("incident.error", wire.error),
     )
+
+
+def _or_minus_one(seconds: float | None) -> float:
+    return -1.0 if seconds is None else seconds
+
+
+def _finite_or_none(name: str, value: float) -> float | None:
+    return _finite(name, value) if value >= 0 or math.isnan(value) else None
 
 
 def _finite(name: str, value: float) -> float:

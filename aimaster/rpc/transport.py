@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import ssl
@@ -25,7 +26,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from aimaster.errors import UsageError
+from aimaster.errors import PortInUse, SetupError, UsageError
 from aimaster.rpc import limits
 from aimaster.rpc.security import SERVER_NAME, Credentials
 
@@ -120,17 +121,23 @@ def open_blocking_channel(endpoint: Endpoint, credentials: Credentials) -> grpc.
     return grpc.secure_channel(str(endpoint), secure, options=options)
 
 
-def make_server() -> grpc.aio.Server:
-    """A server without ports yet."""
-    return grpc.aio.server(options=_SERVER_OPTIONS, maximum_concurrent_rpcs=STREAMS_MAX)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """A server that holds its port and does not answer yet; callers wait in the kernel's backlog."""
+
+    server: grpc.aio.Server
+    endpoint: Endpoint
+    """With the real port."""
 
 
-def add_port(server: grpc.aio.Server, endpoint: Endpoint, credentials: Credentials) -> int:
-    """Bind a port and give its number.
+def bind(endpoint: Endpoint, credentials: Credentials) -> Bound:
+    """Take a port. Needs a running event loop.
 
     Raises:
-        OSError: with the reason of the operating system.
+        PortInUse: somebody listens there.
+        SetupError: it cannot be taken for another reason.
     """
+    server = grpc.aio.server(options=_SERVER_OPTIONS, maximum_concurrent_rpcs=STREAMS_MAX)
     secure = credentials.server()
     try:
         if secure is None:
@@ -141,10 +148,24 @@ def add_port(server: grpc.aio.Server, endpoint: Endpoint, credentials: Credentia
         port = 0
     if port == 0:
         raise _bind_error(endpoint)
-    return int(port)
+    return Bound(server=server, endpoint=Endpoint(host=endpoint.host, port=int(port)))
 
 
-def _bind_error(endpoint: Endpoint) -> OSError:
+def _bind_error(endpoint: Endpoint) -> SetupError:
+    error = _bind_trouble(endpoint)
+    if error.errno == errno.EADDRINUSE:
+        return PortInUse(
+            "another process listens there",
+            where=str(endpoint),
+            next_step=f"give another port, or see who has it: ss -ltnp 'sport = :{endpoint.port}'",
+        )
+    next_step = "check the host of the endpoint: it must be a name or address of this machine"
+    if error.errno == errno.EACCES:
+        next_step = "choose a port above 1023"
+    return SetupError(f"cannot listen ({error.strerror or error})", where=str(endpoint), next_step=next_step)
+
+
+def _bind_trouble(endpoint: Endpoint) -> OSError:
     """Ask the operating system itself why an address cannot be bound; gRPC does not pass it on."""
     try:
         found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)

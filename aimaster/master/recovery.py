@@ -1,0 +1,115 @@
+"""Open a job's journal and stand where the last life of the master stood.
+
+A journal whose job is over is not gone on with: the file is set aside under a name with a number and a new
+one begun, so that a requeued job starts afresh and the old story stays readable. The exception is a master
+that is revived by the agent that has hosted it so far: agents may still have to hear that the job is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from aimaster.clock import Clock
+from aimaster.core.machine import Machine
+from aimaster.core.policy import Policy
+from aimaster.core.state import JobPhase
+from aimaster.errors import FolderUnusable, SetupError
+from aimaster.ids import Incarnation
+from aimaster.journal.base import Journal, Life
+from aimaster.journal.replay import recover, replay
+from aimaster.journal.sqlite import SqliteJournal
+from aimaster.master.incidents import IncidentLog
+from aimaster.master.intake import Intake
+from aimaster.master.jobclock import JobClock
+
+JOURNAL_NAME = "journal.db"
+JOURNALS_KEPT_MAX = 1000
+"""Past journals of one job; far more than anybody requeues."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Everything that a life of the master begins with."""
+
+    journal: Journal
+    machine: Machine
+    life: Life
+    clock: JobClock
+    intake: Intake
+    incidents: IncidentLog
+    replayed: int
+    """Entries of earlier lives; 0 for a new job."""
+
+
+def stand_up(state_dir: Path, *, policy: Policy, clock: Clock, revived: bool) -> Standing:
+    """Recover from the journal in `state_dir`, or begin one.
+
+    Raises:
+        AlreadyRunning: another master writes it.
+        SetupError: the folder or the journal cannot be used.
+    """
+    try:
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise FolderUnusable(
+            f"cannot make the state folder ({error.strerror})",
+            where=str(state_dir),
+            next_step="choose another --state-dir",
+        ) from error
+    journal = SqliteJournal.open(state_dir / JOURNAL_NAME)
+    try:
+        if not revived and _is_over(journal):
+            # Set aside while its lock is held, so that no other master meets it half-way.
+            _set_aside(state_dir)
+            journal.close()
+            journal = SqliteJournal.open(state_dir / JOURNAL_NAME)
+        return from_journal(journal, policy=policy, clock=clock)
+    except BaseException:
+        journal.close()
+        raise
+
+
+def from_journal(journal: Journal, *, policy: Policy, clock: Clock) -> Standing:
+    """Recover from any journal and begin the next life of the master."""
+    incarnation = Incarnation(f"m-{uuid.uuid4().hex}")
+    recovered = recover(journal, incarnation=incarnation, policy=policy, wall_s=clock.wall())
+    incidents = IncidentLog()
+    facts = []
+    for entry in journal.entries():
+        incidents.add(entry)
+        facts.append(entry.record.event)
+    return Standing(
+        journal=journal,
+        machine=recovered.machine,
+        life=recovered.life,
+        clock=JobClock(clock, resumed_at_s=recovered.at_s),
+        intake=Intake(facts),
+        incidents=incidents,
+        replayed=recovered.replayed,
+    )
+
+
+def _is_over(journal: Journal) -> bool:
+    last = journal.last()
+    if last is None:
+        return False
+    return replay(journal).view(last.record.at_s).phase in (JobPhase.ENDING, JobPhase.ENDED)
+
+
+def _set_aside(state_dir: Path) -> None:
+    for number in range(1, JOURNALS_KEPT_MAX + 1):
+        kept = state_dir / f"journal-{number}.db"
+        if kept.exists():
+            continue
+        for suffix in ("", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                (state_dir / (JOURNAL_NAME + suffix)).rename(state_dir / (kept.name + suffix))
+        return
+    raise SetupError(
+        f"this job has {JOURNALS_KEPT_MAX} past journals",
+        where=str(state_dir),
+        next_step="remove old journal-*.db files, or start under another --rdzv-id",
+    )
