@@ -11,6 +11,7 @@ import json
 import signal
 import sys
 import textwrap
+import traceback
 import types
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -22,9 +23,10 @@ from sanitycheck.outcome import Outcome
 from sanitycheck.result import Level, Report
 from sanitycheck.runner import LEVEL_TIMEOUT_S, run
 
-__all__ = ["EXIT_CODES", "EXIT_INTERRUPTED", "main"]
+__all__ = ["EXIT_CODES", "EXIT_INTERRUPTED", "EXIT_OWN_BUG", "main"]
 
 EXIT_INTERRUPTED = 130
+EXIT_OWN_BUG = 70
 EXIT_CODES: Mapping[int, str] = {
     0: "all checks passed (warnings allowed)",
     2: "usage: unknown option, check or file",
@@ -248,3 +250,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SanitycheckError as error:
         print(f"sanitycheck: {error}", file=sys.stderr)
         return error.exit_code
+    # The outer loop: an error of our own must not look like the verdict about a node.
+    except Exception as error:  # noqa: BLE001
+        traceback.print_exc()
+        print(f"sanitycheck: our own error, please report it: {error!r}", file=sys.stderr)
+        return EXIT_OWN_BUG

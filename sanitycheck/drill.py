@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sanitycheck.catalogue import by_id
-from sanitycheck.errors import BadFileError, SanitycheckError
-from sanitycheck.facts.codec import CodecError, decode
+from sanitycheck.errors import BadFileError, CodecError, SanitycheckError
+from sanitycheck.facts.codec import decode
 from sanitycheck.outcome import Answered, Cannot, Crashed, Hung, Outcome
 
 __all__ = ["DRILL_BYTES_MAX", "DRILL_SCHEMA", "load", "parse"]
@@ -75,7 +75,7 @@ def parse(data: Any, *, path: str) -> Mapping[str, Outcome]:
     for name, script in (data["checks"] or {}).items():
         try:
             outcomes[name] = _outcome(str(name), script)
-        except (CodecError, SanitycheckError) as error:
+        except SanitycheckError as error:
             raise BadFileError(path, problem=f"{name}: {error}") from error
     return outcomes
 

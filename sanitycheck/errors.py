@@ -6,6 +6,7 @@
     ├─ UsageError                       exit 2   the caller asked for something that does not exist
     │   ├─ UnknownCheckError            exit 2   no check has this id
     │   └─ BadFileError                 exit 2   a drill, baseline or fingerprint file cannot be used
+    ├─ CodecError                       exit 70  a value does not have the shape its class declares
     ├─ ReportFormatError                exit 70  a report that is not ours, or of a schema we do not read
     └─ CannotLookError                  (inside a probe only; becomes a verdict, never an exit code)
         ├─ NotApplicableError           → skipped
@@ -22,6 +23,7 @@ from typing import ClassVar
 __all__ = [
     "BadFileError",
     "CannotLookError",
+    "CodecError",
     "NotApplicableError",
     "NotPermittedError",
     "ReportFormatError",
@@ -69,8 +71,12 @@ class ReportFormatError(SanitycheckError):
     70."""
 
 
+class CodecError(SanitycheckError):
+    """A value does not have the shape that its class declares; says where. Exit code 70."""
+
+
 class CannotLookError(SanitycheckError):
-    """Raised inside a probe: the thing to be looked at could not be looked at. Becomes ``unknown``."""
+    """Raised inside a probe: the thing could not be looked at. Becomes ``unknown`` (exit code 4 of a run)."""
 
     kind: ClassVar[str] = "cannot_look"
 

@@ -28,7 +28,7 @@ _NOT_RUN = {
 }
 
 
-def judge(check: Check, options: Options, outcome: Outcome) -> tuple[Finding, ...]:
+def judge(check: Check, options: Options, *, outcome: Outcome) -> tuple[Finding, ...]:
     """At least one finding, whatever came back."""
     if isinstance(outcome, Answered):
         return check.judge(outcome.facts, options)

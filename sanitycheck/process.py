@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from sanitycheck.check import Check
-from sanitycheck.facts.codec import CodecError, decode, encode
+from sanitycheck.errors import CodecError
+from sanitycheck.facts.codec import decode, encode
 from sanitycheck.options import Options
 from sanitycheck.outcome import Answered, Cannot, Crashed, Hung, Outcome
 from sanitycheck.probe import BOOTSTRAP
@@ -35,6 +36,7 @@ ANSWER_BYTES_MAX = 1 << 20
 ORDER_BYTES_MAX = 48 << 10
 """Less than a pipe holds, so that writing the order never waits for the probe."""
 STDERR_BYTES_KEPT = 4096
+READS_MAX = 64
 TERM_GRACE_S = 0.5
 KILL_WAIT_S = 2.0
 
@@ -48,10 +50,13 @@ _DROPPED = (
     "MASTER_PORT",
 )
 _DROPPED_PREFIXES = ("TORCHELASTIC_", "AIMASTER_", "EASYCKPT_")
-_SET = {
+_FORCED = {
     # A probe is not a worker: hooks that torch would load from entry points stay out.
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
-    "PYTHONDONTWRITEBYTECODE": "1",
+}
+_UNLESS_SET = {
+    # MKL then gives equal bits for equal input of equal alignment, from run to run.
+    "MKL_CBWR": "AUTO",
 }
 
 
@@ -63,7 +68,7 @@ def probe_environment(environment: Mapping[str, str], *, threads: int) -> dict[s
         if key not in _DROPPED and not key.startswith(_DROPPED_PREFIXES)
     }
     blas = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    return {**kept, **_SET, **blas}
+    return {**_UNLESS_SET, **kept, **blas, **_FORCED}
 
 
 def _search_path() -> list[str]:
@@ -141,7 +146,8 @@ class ProbeProcess:
     def read(self) -> None:
         """Take in what the probe has said; never waits."""
         for fd in self.fds():
-            while True:
+            # A bounded number of reads: a probe that never stops talking must not keep its deadline from us.
+            for _ in range(READS_MAX):
                 try:
                     data = os.read(fd, 1 << 16)
                 except BlockingIOError:
@@ -162,6 +168,9 @@ class ProbeProcess:
             self.error_fd = -1
 
     def _take(self, data: bytes) -> None:
+        """The first answer counts; what comes after it is dropped."""
+        if self._answer is not None:
+            return
         self._buffer += data
         *lines, self._buffer = self._buffer.split(b"\n")
         for line in lines:

@@ -29,6 +29,7 @@ __all__ = [
     "Report",
     "Result",
     "Verdict",
+    "worst",
 ]
 
 REPORT_SCHEMA = 1

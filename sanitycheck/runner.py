@@ -44,7 +44,7 @@ OnResult = Callable[[Result], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watchers:
+class _Watchers:
     """Who is told what happens, in the calling thread. An exception from one ends the run (and every
     probe)."""
 
@@ -93,7 +93,7 @@ def run(
     if not limit_s > 0:
         raise UsageError(f"the time limit must be above 0 seconds, got {limit_s}")
     checks = choose(depth, only=options.only, skip=options.skip)
-    watchers = Watchers(on_start=on_start, on_result=on_result)
+    watchers = _Watchers(on_start=on_start, on_result=on_result)
     started_unix_s, begin = time.time(), time.monotonic()
     if drill is not None:
         results = _drilled(checks, options, drill, watchers)
@@ -114,7 +114,7 @@ def run_checks(
     checks: Sequence[Check], options: Options, *, timeout_s: float, cancel: threading.Event | None = None
 ) -> tuple[Result, ...]:
     """Run checks that need not be in the catalogue; for tests of the engine and for checks of one's own."""
-    loop = _Loop(tuple(checks), options, thorough=True, watchers=Watchers())
+    loop = _Loop(tuple(checks), options, thorough=True, watchers=_Watchers())
     results = loop.run(ends=time.monotonic() + timeout_s, cancel=cancel or threading.Event())
     return tuple(results[check.id] for check in checks)
 
@@ -124,13 +124,13 @@ def _result(check: Check, options: Options, outcome: Outcome) -> Result:
         check=check.id,
         level=check.level,
         scope=check.scope,
-        findings=judge(check, options, outcome),
+        findings=judge(check, options, outcome=outcome),
         duration_s=outcome.duration_s,
     )
 
 
 def _drilled(
-    checks: Sequence[Check], options: Options, drill: Mapping[str, Outcome], watchers: Watchers
+    checks: Sequence[Check], options: Options, drill: Mapping[str, Outcome], watchers: _Watchers
 ) -> dict[str, Result]:
     known = {check.id for check in CHECKS}
     strange = sorted(set(drill) - known)
@@ -148,7 +148,7 @@ class _Loop:
     """State of one run."""
 
     def __init__(
-        self, checks: Sequence[Check], options: Options, *, thorough: bool, watchers: Watchers
+        self, checks: Sequence[Check], options: Options, *, thorough: bool, watchers: _Watchers
     ) -> None:
         self._waiting = list(checks)
         self._running: list[ProbeProcess] = []
@@ -156,6 +156,7 @@ class _Loop:
         self._options = options
         self._thorough = thorough
         self._watchers = watchers
+        self._cancelled = False
 
     def run(self, *, ends: float, cancel: threading.Event) -> dict[str, Result]:
         """Until every check has a result."""
@@ -177,6 +178,7 @@ class _Loop:
             self._finish(check, NotRun(why=why))
         self._waiting.clear()
         if why == "cancelled":
+            self._cancelled = True
             for probe in self._running:
                 probe.kill()
 
@@ -208,7 +210,9 @@ class _Loop:
             if probe.step(time.monotonic(), run_ends=probes_end):
                 self._running.remove(probe)
                 outcome = probe.outcome()
-                if isinstance(outcome, Hung) and not self._thorough:
+                if isinstance(outcome, Hung) and self._cancelled:
+                    outcome = NotRun(why="cancelled")
+                elif isinstance(outcome, Hung) and not self._thorough:
                     # Two seconds prove nothing: a cold mount or driver takes longer.
                     outcome = Hung(
                         phase=outcome.phase,

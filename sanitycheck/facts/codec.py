@@ -12,13 +12,11 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["CodecError", "decode", "encode"]
+from sanitycheck.errors import CodecError
+
+__all__ = ["decode", "encode"]
 
 T = TypeVar("T")
-
-
-class CodecError(ValueError):
-    """The value does not have the declared shape; says where."""
 
 
 def encode(value: Any) -> Any:

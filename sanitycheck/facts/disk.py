@@ -11,7 +11,15 @@ from sanitycheck.facts.proc import Mount, parse_mountinfo, read_text
 from sanitycheck.facts.request import Request
 from sanitycheck.thresholds import GIB
 
-__all__ = ["DiskFacts", "VolumeFacts", "collect", "emergency_read_only", "mount_of"]
+__all__ = [
+    "DiskFacts",
+    "VolumeFacts",
+    "collect",
+    "emergency_read_only",
+    "existing_ancestor",
+    "mount_of",
+    "working_folder",
+]
 
 EXT4 = Path("/sys/fs/ext4")
 
@@ -78,6 +86,14 @@ def existing_ancestor(path: str) -> str:
     return place
 
 
+def working_folder() -> str | None:
+    """Where this process works; None when that folder was removed under it."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
 def _volume(path: str, *, used_for: str, mounts: tuple[Mount, ...]) -> VolumeFacts:
     stat = os.statvfs(path)
     mount = mount_of(os.path.realpath(path), mounts=mounts)
@@ -109,8 +125,11 @@ def collect(request: Request) -> DiskFacts:
         temp_found = False
     ckpt = request.options.ckpt_path
     if ckpt is not None and "://" not in ckpt:
+        request.tell(f"looking for {ckpt}")
         places.append((existing_ancestor(ckpt), "checkpoints"))
-    places.append((os.getcwd(), "working folder"))
+    folder = working_folder()
+    if folder is not None:
+        places.append((folder, "working folder"))
     mounts = parse_mountinfo(read_text("/proc/self/mountinfo") or "")
     volumes: dict[int, VolumeFacts] = {}
     for path, used_for in places:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from sanitycheck.facts.disk import mount_of
+from sanitycheck.facts.disk import mount_of, working_folder
 from sanitycheck.facts.forked import run_forked
 from sanitycheck.facts.proc import Mount, parse_mountinfo, read_text
 from sanitycheck.facts.request import Request
@@ -84,7 +84,7 @@ def collect(request: Request) -> MountsFacts:
     by_device = {mount.device: mount for mount in mounts if can_hang(mount)}
     needed: dict[str, str] = {}
     ckpt = request.options.ckpt_path
-    for path, reason in ((os.getcwd(), "working folder"), (ckpt, "checkpoints")):
+    for path, reason in ((working_folder(), "working folder"), (ckpt, "checkpoints")):
         # No realpath and no lstat here: either would hang where the mount does.
         if path is not None and "://" not in path:
             mount = mount_of(os.path.abspath(path), mounts=mounts)

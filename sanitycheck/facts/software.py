@@ -36,7 +36,7 @@ PACKAGES = (
 """Whose version changes what is computed or how ranks talk."""
 NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 
-_ASSIGNED = re.compile(r"^(__version__|cuda|hip)\s*(?::[^=]*)?=\s*'([^']*)'", re.MULTILINE)
+_ASSIGNED = re.compile(r"^(__version__|cuda|hip)\s*(?::[^=]*)?=\s*['\"]([^'\"]*)['\"]", re.MULTILINE)
 _NEEDS_NCCL = re.compile(r"^(nvidia-nccl-cu\d+)\s*\(?==\s*([\w.]+)")
 _DRIVER = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s")
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ FREE_SHARE_USED_MAX = 8
 """The probe writes at most 1/8 of the free room."""
 ERROR_CHARS_MAX = 300
 
+_ANY_URL = re.compile(r"\w+://[^\s'\"]+")
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _TROUBLE = (OSError, ImportError, ValueError, RuntimeError)
 """What fsspec's backends turn their trouble into. Anything else ends the probe and is shown as it is."""
@@ -171,7 +173,8 @@ def collect(request: Request) -> StoreFacts:
 
 
 def _with_problem(facts: StoreFacts, error: BaseException, *, during: str) -> StoreFacts:
-    text = f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
+    text = _ANY_URL.sub(lambda match: without_secrets(match.group()), f"{type(error).__name__}: {error}")
+    text = text[:ERROR_CHARS_MAX]
     return replace(facts, problem=classify_error(error), during=during, error=text)
 
 

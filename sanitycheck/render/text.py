@@ -6,7 +6,7 @@ from __future__ import annotations
 from sanitycheck.render.sentences import describe, next_step
 from sanitycheck.result import Finding, Report, Result, Verdict
 
-__all__ = ["coverage_line", "render", "result_lines"]
+__all__ = ["coverage_line", "render", "result_lines", "verdict_line"]
 
 _TROUBLE = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN)
 ID_WIDTH = 17
@@ -27,8 +27,8 @@ def coverage_line(report: Report) -> str:
 
 def _lines(result: Result, finding: Finding, *, first: bool) -> list[str]:
     name = result.check if first else ""
-    mark = finding.verdict.value + (" (blocking)" if finding.blocking else "")
-    lines = [f"{mark:<8} {name:<{ID_WIDTH}} {describe(finding)}".rstrip()]
+    blocks = " (blocks training)" if finding.blocking else ""
+    lines = [f"{finding.verdict.value:<8} {name:<{ID_WIDTH}} {describe(finding)}{blocks}"]
     step = next_step(finding)
     if step and finding.verdict in _TROUBLE:
         lines.append(f"{'':<8} {'':<{ID_WIDTH}} -> {step}")
