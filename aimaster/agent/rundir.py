@@ -33,6 +33,8 @@ SOCKET_PATH_BYTES_MAX = 107
 """`sockaddr_un.sun_path` without its final zero (unix(7))."""
 SOCKET_NAME_BYTES_MAX = 24
 LOCK_NAME = "agent.lock"
+JOB_FILES = frozenset({"secret"})
+"""What the agents of a job on one machine share in ``<base>/<job_id>``; the last one removes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +57,15 @@ class RunDir:
 
     def remove(self) -> None:
         """Take away what is ours, then the folders above it as far as nobody else uses them."""
-        shutil.rmtree(self.sockets, ignore_errors=True)
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.release()
-        for folder in (self.sockets.parent, self.sockets.parent.parent, self.path.parent, self.base):
-            with contextlib.suppress(OSError):  # not empty: another node or job still lives there
-                folder.rmdir()
+        with _folder_lock(self.base):
+            shutil.rmtree(self.sockets, ignore_errors=True)
+            shutil.rmtree(self.path, ignore_errors=True)
+            self.release()
+            if all(entry.name in JOB_FILES for entry in self.path.parent.iterdir()):
+                shutil.rmtree(self.path.parent, ignore_errors=True)
+            for folder in (self.sockets.parent, self.sockets.parent.parent, self.base):
+                with contextlib.suppress(OSError):  # not empty: another node or job still lives there
+                    folder.rmdir()
 
 
 def default_base(env: Mapping[str, str]) -> Path:
@@ -89,15 +94,17 @@ def claim_run_dir(base: Path, job: JobId, *, wanted: NodeId | None, env: Mapping
         AlreadyRunning: A live agent has the wanted place.
         FolderUnusable: The folder cannot be made, is not ours or cannot be written.
     """
+    base = base.absolute()
     make_private(base)
-    for node in (wanted,) if wanted else _node_names():
-        path = base / job / node
-        make_private(path)
-        lock_fd = _try_lock(path / LOCK_NAME)
-        if lock_fd is not None:
-            sockets = _socket_dir(base, job, node, env)
-            make_private(sockets)
-            return RunDir(base=base, path=path, sockets=sockets, node=node, lock_fd=lock_fd)
+    with _folder_lock(base):
+        for node in (wanted,) if wanted else _node_names():
+            path = base / job / node
+            make_private(path)
+            lock_fd = _try_lock(path / LOCK_NAME)
+            if lock_fd is not None:
+                sockets = _socket_dir(base, job, node, env)
+                make_private(sockets)
+                return RunDir(base=base, path=path, sockets=sockets, node=node, lock_fd=lock_fd)
     raise AlreadyRunning(
         f"a live agent of job {job} has the place of node {wanted or 'this host'}",
         where=str(base / job),
@@ -167,18 +174,24 @@ def _try_lock(path: Path) -> int | None:
     except BlockingIOError:
         os.close(fd)
         return None
-    # A predecessor that removed the folder between our open and our lock has left us a nameless file.
-    if not path.exists() or os.fstat(fd).st_ino != path.stat().st_ino:
-        os.close(fd)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return _try_lock(path)
     return fd
+
+
+@contextlib.contextmanager
+def _folder_lock(base: Path) -> Iterator[None]:
+    """Nobody makes a run directory while another one is being removed, and the other way round."""
+    fd = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _socket_dir(base: Path, job: JobId, node: NodeId, env: Mapping[str, str]) -> Path:
     name = hashlib.blake2s(f"{job}/{node}".encode(), digest_size=6).hexdigest()
     for parent in (base, _own_base(env)):
-        folder = parent.absolute() / "s" / name
+        folder = parent / "s" / name
         if len(os.fsencode(folder)) + 1 + SOCKET_NAME_BYTES_MAX <= SOCKET_PATH_BYTES_MAX:
             return folder
     raise FolderUnusable(
