@@ -48,6 +48,8 @@ class Watcher:
 
     token: str
     began: int
+    there: frozenset[int]
+    """Pids at that moment: a fixture of a wider scope may have started one in the same clock tick."""
     kept: frozenset[str]
 
     @classmethod
@@ -56,12 +58,14 @@ class Watcher:
         token = os.environ.get(TOKEN_VARIABLE) or secrets.token_hex(8)
         os.environ[TOKEN_VARIABLE] = token
         began = int(time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS_PER_S)
-        return cls(token=token, began=began, kept=frozenset(own_objects()))
+        there = frozenset(int(name) for name in os.listdir(_PROC) if name.isdigit())
+        return cls(token=token, began=began, there=there, kept=frozenset(own_objects()))
 
     def leftovers(self) -> list[Process]:
         """Processes of the test that still run."""
         table = {process.pid: process for process in processes()}
-        return [p for p in table.values() if p.started >= self.began and self._is_ours(p, table)]
+        new = (p for p in table.values() if p.started >= self.began and p.pid not in self.there)
+        return [process for process in new if self._is_ours(process, table)]
 
     def end_leftovers(self) -> list[str]:
         """Wait for what is ending, end what is not, and describe it."""

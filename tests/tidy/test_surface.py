@@ -10,10 +10,27 @@ import pytest
 
 from tests.tidy.source import PACKAGES, Source, broken, files, sources, text_of
 
-BROAD_EXCEPTS: dict[str, tuple[int, str]] = {}
+BROAD_EXCEPTS: dict[str, tuple[int, str]] = {
+    "aimaster/agent/bootstrap/sitecustomize.py": (1, "the interpreter would go on and run the script here"),
+    "aimaster/agent/template.py": (
+        1,
+        "imports other people's modules; the worker shows the error, if it does",
+    ),
+    "aimaster/worker/hook.py": (
+        5,
+        "the hook in a training process: never raises into it, writes what it gave up",
+    ),
+    "sanitycheck/cli.py": (1, "outer loop: an own error must not look like the verdict about a node"),
+    "sanitycheck/probe.py": (1, "outer loop of the child: sends what broke to the engine"),
+}
 """Path → how many handlers there catch everything, and why (a shell's outer loop, the training hook)."""
 
-FOREIGN_ERRORS: dict[str, str] = {}
+FOREIGN_ERRORS: dict[str, str] = {
+    "aimaster/agent/warm.py::Unfit": "an answer inside one module: the reason to start cold, shown by status",
+    "aimaster/core/transitions.py::IllegalEvent": "the core may not import the tree; the shell records it",
+    "easyckpt/saver/holdings.py::SlotsBusy": "an answer inside the saver, which becomes a skipped save",
+    "easyckpt/testing/crash.py::Crash": "a power cut in a test; nothing but the test may catch it",
+}
 """`path::class` → why an exception lives outside its package's tree."""
 
 
@@ -130,7 +147,8 @@ def test_broad_excepts_are_counted() -> None:
         for node in ast.walk(source.tree):
             if isinstance(node, ast.ExceptHandler) and is_broad(node) and not raises_again(node):
                 counted[source.path] = counted.get(source.path, 0) + 1
-    assert counted == {path: number for path, (number, _) in BROAD_EXCEPTS.items()}
+    listed = {path: number for path, (number, _) in BROAD_EXCEPTS.items()}
+    assert sorted(counted.items()) == sorted(listed.items()), "list it with its reason, or narrow it"
 
 
 def is_broad(handler: ast.ExceptHandler) -> bool:
