@@ -1,5 +1,4 @@
 """The engine with real children: what hangs, dies or lies never becomes a pass and never stays behind."""
-behind."""
 
 from __future__ import annotations
 
