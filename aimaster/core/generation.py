@@ -69,7 +69,6 @@ def form(turn: Turn, reason: Reason) -> None:
     for node in choice.left_out:
         _release(turn, node)
     job.members = tuple(seat.node for seat in seats)
-    job.seats = {seat.node: seat.node_rank for seat in seats}
     job.world_size = sum(seat.workers for seat in seats)
     job.awaited = set(job.members)
     job.unfinished = len(job.members)
@@ -88,6 +87,7 @@ def start(turn: Turn) -> None:
         turn.move_node(node, NodeTrigger.START)
         turn.send(start_command(turn, node, lead))
     job.starts += 1
+    job.seats = {node.id: node.node_rank for node in members}
     job.awaited = set(job.members)
     job.uncharged, job.blamed = None, frozenset()
     job.first_step_at_s, job.attempt_step = None, None

@@ -43,6 +43,12 @@ from aimaster.core.turn import Turn
 from aimaster.ids import Generation
 
 
+_HAS_SAID_PREPARED = frozenset(
+    {NodeState.PREPARED, NodeState.STARTING, NodeState.RUNNING, NodeState.FINISHED}
+)
+"""A master that died before it could acknowledge hears things of the current generation twice."""
+
+
 def joined(turn: Turn, event: NodeJoined) -> None:
     """A new node, a new life of a known one, one that was given up and is back, or the end of a cut."""
     node = turn.state.nodes.get(event.node)
@@ -159,7 +165,7 @@ def prepared(turn: Turn, event: NodePrepared) -> None:
             gen.consider(turn)
         return
     node = current(turn, event)
-    if node is None or node.state is NodeState.PREPARED:
+    if node is None or node.state in _HAS_SAID_PREPARED:
         return
     turn.move_node(node, NodeTrigger.PREPARED)
     node.port = event.rendezvous_port
@@ -172,9 +178,10 @@ def prepared(turn: Turn, event: NodePrepared) -> None:
 def failed(turn: Turn, event: NodeFailed) -> None:
     """A node could not do what it was told. It is tried again, last of all, before it is set aside."""
     node = current(turn, event)
-    if node is None:
+    if node is None or node.failed_generation == event.generation:
         return
     turn.legal(node, NodeTrigger.SET_ASIDE)
+    node.failed_generation = event.generation
     needed = is_needed(turn, node)
     node.strikes += 1
     if node.strikes >= turn.policy.node_strikes_max:

@@ -112,6 +112,8 @@ class NodeRecord:
     """Local ranks that ended well in this generation."""
     strikes: int = 0
     """How often it failed to do what it was told since its workers last started."""
+    failed_generation: Generation = NO_GENERATION
+    """The generation of its newest failure: the same report may come twice after a restart of the master."""
     end_code: int | None = None
     """The exit code that it was told to end with."""
     print_: int = 0
@@ -124,7 +126,7 @@ class NodeRecord:
                 *(self.id, self.incarnation, self.address, self.workers, self.saver_address),
                 *(self.wanted_node_rank, self.order, self.state.value, self.suspect, self.retired),
                 *(self.generation, self.port, self.node_rank, self.first_rank),
-                *(tuple(sorted(self.finished)), self.strikes, self.end_code),
+                *(tuple(sorted(self.finished)), self.strikes, self.failed_generation, self.end_code),
             )
         )
 
@@ -143,7 +145,8 @@ class JobRecord:
     members: tuple[NodeId, ...] = ()
     """Nodes of the generation by node rank; empty while waiting."""
     seats: dict[NodeId, int] = field(default_factory=dict)
-    """Node ranks of the newest generation that was formed, its lost nodes included."""
+    """Node ranks of the newest generation whose workers were started, its lost nodes included: there lie the
+    pieces of the newest checkpoint in memory."""
     world_size: int = 0
     awaited: set[NodeId] = field(default_factory=set)
     """Members that have not yet said that they are prepared, or that their workers run."""

@@ -1,0 +1,133 @@
+"""What workers do, seen from far: they start together, restore, step together, commit, fail, finish.
+
+Ranks of one generation can only step while all of them are there, as in a synchronous training. Where one is
+gone, the others fail with a broken connection soon after; where one is frozen, they hang.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
+
+from aimaster.core.commands import StartWorkers
+from aimaster.core.events import FirstStepDone, Restored, StepCommitted, Tier, WorkerExited
+from aimaster.ids import Generation, NodeId
+from aimaster.simulation.clock import Timeline
+
+if TYPE_CHECKING:
+    from aimaster.simulation.nodes import SimNode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """What the script does."""
+
+    steps: int = 60
+    step_s: float = 0.5
+    commit_every: int = 5
+    """0: it writes no checkpoints."""
+    bug_at_step: int | None = None
+    """At this step rank 0 always raises the same exception."""
+
+
+@dataclass(slots=True)
+class _Group:
+    needed: int
+    step: int = 0
+    first_step: int = 0
+    over: bool = False
+    members: dict[NodeId, tuple[SimNode, StartWorkers, str]] = field(default_factory=dict)
+
+
+class Training:
+    """All workers of the job."""
+
+    def __init__(self, timeline: Timeline, random: Random, options: TrainingOptions) -> None:
+        self._timeline = timeline
+        self._random = random
+        self._options = options
+        self._groups: dict[Generation, _Group] = {}
+        self.committed: int | None = None
+        self.stepping: list[tuple[float, Generation]] = []
+        """Which generation made a step when, for checkers."""
+        self.finished = False
+
+    def join(self, node: SimNode, command: StartWorkers) -> None:
+        """A node's workers run; the last of a generation lets all begin."""
+        group = self._groups.setdefault(command.generation, _Group(needed=command.nodes))
+        group.members[node.id] = (node, command, node.incarnation)
+        if len(group.members) == group.needed:
+            group.step = group.first_step = self.committed or 0
+            if self.committed is not None:
+                for member, started, _ in group.members.values():
+                    tier = self._random.choice(tuple(Tier))
+                    member.report(
+                        Restored,
+                        generation=command.generation,
+                        rank=started.first_rank,
+                        step=self.committed,
+                        tier=tier,
+                    )
+            self._timeline.after(self._options.step_s, lambda: self._tick(command.generation))
+
+    def worker_died(self, node: SimNode, generation: Generation) -> None:
+        """Somebody of that generation is gone: the others fail soon, each in its own time."""
+        group = self._groups.get(generation)
+        if group is None or group.over:
+            return
+        group.over = True
+        for member, command, incarnation in group.members.values():
+            if member is not node:
+                delay_s = self._random.uniform(0.001, 0.5)
+                self._timeline.after(delay_s, lambda m=member, c=command, i=incarnation: _reset(m, c, i))  # type: ignore[misc]
+
+    def _tick(self, generation: Generation) -> None:
+        group = self._groups[generation]
+        if group.over:
+            return
+        here = [m.runs(generation) and m.incarnation == life for m, _, life in group.members.values()]
+        if not all(here):
+            group.over = True
+            return
+        if any(m.frozen for m, _, _ in group.members.values()):
+            self._timeline.after(self._options.step_s, lambda: self._tick(generation))
+            return
+        group.step += 1
+        self.stepping.append((self._timeline.now_s, generation))
+        self._step_done(generation, group)
+        if not group.over:
+            self._timeline.after(self._options.step_s, lambda: self._tick(generation))
+
+    def _step_done(self, generation: Generation, group: _Group) -> None:
+        options = self._options
+        lead, _, _ = min(group.members.values(), key=lambda m: m[1].node_rank)
+        if group.step == options.bug_at_step:
+            lead.worker_exits(local_rank=0, exit_code=1, step=group.step - 1, digest="bug")
+            self.worker_died(lead, generation)
+            return
+        if group.step == group.first_step + 1:
+            for member, _, _ in group.members.values():
+                member.report(FirstStepDone, generation=generation, step=group.step)
+        if options.commit_every and group.step % options.commit_every == 0:
+            self.committed = group.step
+            lead.report(StepCommitted, generation=generation, step=group.step, durable=False)
+        if group.step >= options.steps:
+            group.over = self.finished = True
+            for member, command, _ in group.members.values():
+                for local_rank in range(member.workers):
+                    member.report(
+                        WorkerExited,
+                        generation=generation,
+                        local_rank=local_rank,
+                        rank=command.first_rank + local_rank,
+                        exit_code=0,
+                        signal=None,
+                        step=group.step,
+                    )
+
+
+def _reset(node: SimNode, command: StartWorkers, incarnation: str) -> None:
+    """A worker finds its partner gone."""
+    if node.runs(command.generation) and node.incarnation == incarnation:
+        node.worker_exits(local_rank=0, exit_code=1, step=None, digest="")
