@@ -149,7 +149,8 @@ class FsspecStorage:
         except OSError as error:
             raise storage_error(error, doing="list", where=self.where(prefix)) from error
         entries = (self._entry(info) for info in found.values())
-        return tuple(sorted(entries, key=lambda entry: entry.path))
+        # A file with the folder's name is found too, and is not in it.
+        return tuple(sorted((e for e in entries if e.path.startswith(prefix)), key=lambda entry: entry.path))
 
     def unfinished(self, prefix: str = "") -> tuple[Entry, ...]:
         """Nothing: an upload that was cut off never becomes an object."""

@@ -47,7 +47,7 @@ DIRECT_BYTES_MIN = 1 << 20
 BLOCK_BYTES = 4096
 """What O_DIRECT asks of offsets, lengths and memory on every file system we know."""
 
-OPEN_ATTEMPTS = 3
+OPEN_ATTEMPTS = 5
 """How often a folder may vanish (removed by retention, because it was empty) between making and using it."""
 
 _UNFINISHED_PREFIX = ".new-"
