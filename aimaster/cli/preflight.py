@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TextIO
 
 from aimaster.config import ProgramConfig, ProgramKind, RunConfig
-from aimaster.errors import FolderUnusable, NoSpace, ScriptMissing, SetupError, UserError
+from aimaster.errors import FolderUnusable, NoSpace, ScriptMissing, SetupError, TorchMissing, UserError
 
 __all__ = ["check_before_start"]
 
@@ -28,11 +28,13 @@ def check_before_start(config: RunConfig, *, stderr: TextIO) -> None:
 
     Raises:
         ScriptMissing: Nothing of that name can be started.
+        TorchMissing: Workers are to be forked from a process that has imported torch, and there is none.
         UserError: The script does not compile.
         FolderUnusable: The checkpoint or log folder cannot be made or written.
         NoSpace: Making a folder needs space that is not there.
     """
     source = _find(config.program)
+    _need_torch(config)
     if source is not None and config.program.python is None:
         _compile(source, stderr)
     if config.checkpoint.ckpt_dir is not None and "://" not in config.checkpoint.ckpt_dir:
@@ -92,6 +94,27 @@ def _find_module(name: str) -> Path | None:
             raise ScriptMissing(f"the package {name} cannot be executed", where="it has no __main__.py")
         return found
     return Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
+
+
+def _spec_of(top: str) -> importlib.machinery.ModuleSpec | None:
+    """Where a module without dots would come from; nothing is imported for it."""
+    spec = importlib.machinery.PathFinder.find_spec(top, [os.getcwd(), *sys.path])
+    if spec is not None:
+        return spec
+    try:
+        return importlib.util.find_spec(top)  # editable installs bring a finder of their own
+    except ValueError:  # __main__ and other modules without a spec
+        return None
+
+
+def _need_torch(config: RunConfig) -> None:
+    if config.warm and _spec_of("torch") is None:
+        raise TorchMissing(
+            "torch is not installed in this environment",
+            where=sys.prefix,
+            next_step='pip install "aimaster-ft[torch]"\n'
+            "or, if the script needs none: aimaster run --no-warm …",
+        )
 
 
 def _compile(path: Path, stderr: TextIO) -> None:

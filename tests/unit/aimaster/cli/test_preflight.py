@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,6 +93,33 @@ def test_syntax_error_is_shown_as_python_shows_it(script: Path, text: str) -> No
     assert caught.value.exit_code is ExitCode.USER_ERROR
     assert "Error: " in stderr.getvalue()
     assert "aimaster" not in stderr.getvalue()
+
+
+WITHOUT_SITE_PACKAGES = """
+import sys
+sys.path = [place for place in sys.path if not place.endswith("site-packages")]
+from aimaster.cli.run import config_from
+from aimaster.cli.preflight import check_before_start
+from aimaster.errors import TorchMissing
+check_before_start(config_from(["--no-warm", "train.py"], {}), stderr=sys.stderr)
+try:
+    check_before_start(config_from(["train.py"], {}), stderr=sys.stderr)
+except TorchMissing as error:
+    print(error)
+"""
+
+
+def test_missing_torch_is_said_before_anything_starts(script: Path) -> None:
+    repository = Path(__file__).resolve().parents[4]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_SITE_PACKAGES],
+        env={**os.environ, "PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "aimaster-ft[torch]" in done.stdout
+    assert "--no-warm" in done.stdout
 
 
 def test_declared_encoding_is_honoured(script: Path) -> None:
