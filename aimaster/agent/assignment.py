@@ -7,6 +7,7 @@ and what differs between workers or generations (`PER_WORKER`), which a forked w
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ MAX_RESTARTS_UNLIMITED = 1000
 """What ``TORCHELASTIC_MAX_RESTARTS`` says where a budget decides and not a number."""
 FLIGHT_RECORDER_ENTRIES = "2000"
 """Collectives that torch's flight recorder keeps; torch has it off. It costs some 100 bytes each."""
+FLIGHT_RECORDER_NAMES = {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"}
 COMMAND_FIELDS = ("nnodes", "node_rank", "master_addr", "master_port")
 """Fields in the arguments of a command that are filled anew in every generation."""
 
@@ -99,10 +101,19 @@ def common_env(
     env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if identity.ckpt_dir is not None:
         env["EASYCKPT_DIR"] = identity.ckpt_dir
-    # The second name is the one that torch before 2.9 reads.
-    env.setdefault("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORDER_ENTRIES)
-    env.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", env["TORCH_FR_BUFFER_SIZE"])
+    if not FLIGHT_RECORDER_NAMES & env.keys():
+        env[flight_recorder_name()] = FLIGHT_RECORDER_ENTRIES
     return env
+
+
+def flight_recorder_name() -> str:
+    """The variable that sets the flight recorder's size: torch 2.9 renamed it and warns of the old name."""
+    try:
+        major, minor = importlib.metadata.version("torch").split(".")[:2]
+        old = (int(major), int(minor)) < (2, 9)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        old = False
+    return "TORCH_NCCL_TRACE_BUFFER_SIZE" if old else "TORCH_FR_BUFFER_SIZE"
 
 
 def worker_env(

@@ -1,7 +1,7 @@
 """What a failed worker said: its exception in a few lines, and a digest that is equal for equal failures.
 
-Pure functions on text. Two sources, best first: the error file that torchelastic's ``@record`` writes, and the
-last lines of the error output, where Python prints its traceback.
+Pure functions on text. Two sources, best first: the error file that torchelastic's ``@record`` writes, and
+the last lines of the error output, where Python prints its traceback.
 """
 
 from __future__ import annotations

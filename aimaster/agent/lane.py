@@ -1,8 +1,8 @@
 """One worker's way to the console.
 
-A lone worker's output passes as it comes. Where several share a console their lines must not cut each other in
-two: whole lines pass at once, and a line that is not finished waits a moment for its end, so that prompts and
-progress bars appear all the same.
+A lone worker's output passes as it comes. Where several share a console their lines must not cut each other
+in two: whole lines pass at once, and a line that is not finished waits a moment for its end, so that
+prompts and progress bars appear all the same.
 """
 
 from __future__ import annotations

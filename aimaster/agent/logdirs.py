@@ -1,4 +1,4 @@
-"""Where the files of a worker's streams lie: torchrun's folders under ``--log-dir``, the run directory else."""
+"""Where the files of workers lie: torchrun's folders under ``--log-dir``, else the run directory."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Which modules a template imports ahead: those that the last attempt had loaded, but for the user's own.
 
-The user's own modules may read ``RANK``, connect or draw numbers when they are imported, so each worker imports
-them afresh. What is not the user's is told by place: the standard library and the folders that packages are
-installed to. A package that is installed in editable mode lies elsewhere and counts as the user's.
+The user's own modules may read ``RANK``, connect or draw numbers when they are imported, so each worker
+imports them afresh. What is not the user's is told by place: the standard library and the folders that
+packages are installed to. A package that is installed in editable mode lies elsewhere and counts as the
+user's.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 
 LIST_NAME = "modules.txt"
 LIST_BYTES_MAX = 8 * 1024 * 1024
+ALWAYS = ("torch._dynamo",)
+"""Without a list too: every optimizer and DistributedDataParallel import it late, some 800 modules."""
 GROWTH_MIN = 20
 """So many new modules are worth another template."""
 _NOT_AHEAD = ("__main__", "__mp_main__", "sitecustomize", "usercustomize")
@@ -30,16 +33,16 @@ def library_roots() -> tuple[str, ...]:
 
 
 def read_list(path: Path, roots: tuple[str, ...]) -> tuple[str, ...]:
-    """Names to import ahead, in the order in which the worker had loaded them; empty without a list."""
+    """Names to import ahead, in the order in which the worker had loaded them; `ALWAYS` without a list."""
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as file:
             lines = file.read(LIST_BYTES_MAX).splitlines()
     except OSError:
-        return ()
-    names = []
+        return ALWAYS
+    names = list(ALWAYS)
     for line in lines:
         name, _, origin = line.partition("\t")
-        if _is_ahead(name, origin, roots):
+        if name not in ALWAYS and _is_ahead(name, origin, roots):
             names.append(name)
     return tuple(names)
 

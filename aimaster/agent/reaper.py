@@ -1,21 +1,21 @@
-"""The agent as parent of processes that it did not start itself: ends noticed at once, orphans taken in and reaped.
+"""The agent as parent of what it did not start itself: ends noticed at once, orphans taken in.
 
-The agent is a child subreaper, so every process that descends from it stays in its tree, however often it forks
-and whatever session it moves to: descent is the proof that a process is ours. To tell workers and what they
-left behind from the agent's own helpers (saver, master, probes) there are three signs, any of which makes a
-direct child a helper:
+The agent is a child subreaper, so every process that descends from it stays in its tree, however often it
+forks and whatever session it moves to: descent is the proof that a process is ours. To tell workers and
+what they left behind from the agent's own helpers (saver, master, probes) there are three signs, any of
+which makes a direct child a helper:
 
 - it was registered with `own`,
-- it was executed with the agent's mark in ``AIMASTER_OWNER``, which `os.environ` of the agent carries, so that
-  whatever the agent or a library in it starts has it,
+- it was executed with the agent's mark in ``AIMASTER_OWNER``, which `os.environ` of the agent carries, so
+  that whatever the agent or a library in it starts has it,
 - it shares the agent's session.
 
-Workers are executed with another mark. An orphan whose environment was cleared and that left its session bears
-no sign at all, and is a worker's: **a helper that is started with an environment of its own in a session of
-its own must be registered.**
+Workers are executed with another mark. An orphan whose environment was cleared and that left its session
+bears no sign at all, and is a worker's: **a helper that is started with an environment of its own in a
+session of its own must be registered.**
 
-Zombies are reaped by whoever waits for them; an orphan's, for which nobody does, after `ORPHAN_GRACE_S`. That is
-what keeps an agent that is process 1 of a container from filling the process table.
+Zombies are reaped by whoever waits for them; an orphan's, for which nobody does, after `ORPHAN_GRACE_S`.
+That is what keeps an agent that is process 1 of a container from filling the process table.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Reaper:
         self._zombies = zombies
 
     def leftovers(self) -> list[proc.ProcessStat]:
-        """Live processes that are workers of this node or come from one, also from those of an earlier agent."""
+        """Live processes that are workers of this node or come from one, of an earlier agent's too."""
         everything = proc.everything()
         children = [entry for entry in everything.values() if entry.ppid == self._pid]
         helpers = proc.descendants((e.pid for e in children if self._is_helper(e)), everything)

@@ -1,8 +1,8 @@
 """Writes to the caller's own streams from a thread, so that a stalled reader never stalls the agent.
 
-What the reader has not taken yet is kept in order: first in memory, then in a nameless file, up to a named limit.
-Only behind that do workers wait, as they would if they wrote to the stream themselves. A reader that has gone
-(``| head``) costs its stream, never the training: the rest is dropped, and `broken` says so.
+What the reader has not taken yet is kept in order: first in memory, then in a nameless file, up to a named
+limit. Only behind that do workers wait, as they would if they wrote to the stream themselves. A reader that
+has gone (``| head``) costs its stream, never the training: the rest is dropped, and `broken` says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WRITE_BYTES_MAX = 64 * 1024
 
 
 class Sink:
-    """One thread that writes to one or two descriptors. Every method but `_run` belongs to the loop's thread."""
+    """One thread that writes to one or two descriptors. All but `_run` is for the loop's thread."""
 
     def __init__(self, name: str, *, spill_dir: Path) -> None:
         self._spill_dir = spill_dir
@@ -91,7 +91,7 @@ class Sink:
     def _spill_out(self, fd: int, data: bytes) -> bool:
         try:
             if self._spill is None:
-                self._spill = tempfile.TemporaryFile(dir=self._spill_dir, buffering=0)  # noqa: SIM115 - closed by _run
+                self._spill = tempfile.TemporaryFile(dir=self._spill_dir, buffering=0)  # noqa: SIM115
             os.pwrite(self._spill.fileno(), data, self._write_at)
         except OSError:
             return False  # no space: memory takes it, and `full` holds the workers back

@@ -1,8 +1,9 @@
 """Cold starts: a worker or a command that is executed, not forked from a template.
 
 It is executed by way of a few lines of Python that bind its life to the agent's before they execute the real
-program (the parent-death signal outlives an exec): the agent has threads of its own, and code that runs between
-fork and exec of such a process may hang. That costs some 20 ms, once, beside an import of torch of seconds.
+program (the parent-death signal outlives an exec): the agent has threads of its own, and code that runs
+between fork and exec of such a process may hang. That costs some 20 ms, once, beside an import of torch of
+seconds.
 """
 
 from __future__ import annotations

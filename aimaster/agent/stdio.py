@@ -8,8 +8,8 @@ A stream goes one of these ways:
 - **tee** (``--tee``): a pipe; the agent writes the file and the console, with torchrun's prefix.
 - **nowhere** (``--local-ranks-filter`` leaves this rank out): a pipe, of which only the last lines are kept.
 
-stdin is the agent's own descriptor, shared by all workers. Workers never get the agent's stdout and stderr, so
-no process that they leave behind can hold the caller's streams open.
+stdin is the agent's own descriptor, shared by all workers. Workers never get the agent's stdout and stderr,
+so no process that they leave behind can hold the caller's streams open.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from aimaster.config import Std, StdioConfig
 
 READ_BYTES = 64 * 1024
 DRAIN_BYTES_MAX = 2 * 1024 * 1024
-"""What a worker has left in its pipes when it ended, at most; more comes from a process that it left behind."""
+"""What an ended worker has left in its pipes, at most; more is from a process that it left behind."""
 PIPE_BYTES = 256 * 1024
 STREAMS = {Std.OUT: 1, Std.ERR: 2}
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
@@ -182,7 +182,7 @@ class Stdio:
         return made
 
     async def close(self, idle_s_max: float) -> bool:
-        """Write what is queued for the caller; False if its streams are broken or took nothing for so long."""
+        """Write what is queued for the caller; False if its streams are broken or took nothing."""
         whole = True
         for sink in dict.fromkeys(self._sinks.values()):
             whole = await sink.close(idle_s_max) and whole

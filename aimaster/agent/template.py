@@ -1,21 +1,23 @@
 """The worker template: a process that has imported torch, proved that it may be forked, and waits to be.
 
-It runs inside Python's own start, before the script (see `aimaster.agent.bootstrap.sitecustomize`), and is one
-thread that reads orders from a control socket. For each order it forks once; that child forks every worker
-and ends, so that the workers become children of the agent, which is a child subreaper. A worker waits until
-that has happened, binds its life to the agent's, takes the standard streams, the environment and the arguments
-that came with the order, and returns into the interpreter's start, which then runs the script as ever.
+It runs inside Python's own start, before the script (see `aimaster.agent.bootstrap.sitecustomize`), and is
+one thread that reads orders from a control socket. For each order it forks once; that child forks every
+worker and ends, so that the workers become children of the agent, which is a child subreaper. A worker
+waits until that has happened, binds its life to the agent's, takes the standard streams, the environment
+and the arguments that came with the order, and returns into the interpreter's start, which then runs the
+script as ever.
 
-What a fork inherits and a fresh process would not have is undone here: random state, environment, descriptors,
-session. What cannot be undone is refused: the template says so, and the agent starts the workers cold.
+What a fork inherits and a fresh process would not have is undone here: random state, environment,
+descriptors, session. What cannot be undone is refused: the template says so, and the agent starts the
+workers cold.
 
 - It does not fork when CUDA is initialised, or when it has threads, children or sockets beyond those of
   ``import numpy, torch``.
-- A canary fork runs a matrix product of torch and one of NumPy within `CANARY_S` (not counting the time that it
-  waited for a processor): thread pools that do not survive a fork hang there and not in the training.
-- Modules ahead of time are imported one by one. One that leaves a thread, a child or a socket behind, or reads a
-  variable that differs between workers (``RANK``, …), taints itself and all that were importing it: the agent
-  starts a template without them.
+- A canary fork runs a matrix product of torch and one of NumPy within `CANARY_S` (not counting the time
+  that it waited for a processor): thread pools that do not survive a fork hang there and not in the training.
+- Modules ahead of time are imported one by one. One that leaves a thread, a child or a socket behind, or
+  reads a variable that differs between workers (``RANK``, …), taints itself and all that were importing it:
+  the agent starts a template without them.
 
 Known differences to a fresh process: all workers of one template share the seed of ``hash(str)``,
 ``/proc/PID/environ`` shows the template's environment, and objects of the imported modules are exempt from
@@ -88,7 +90,7 @@ def main() -> bool:
 
 
 def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """One message and the descriptors that came with it. The text lies in a memory file, so it never blocks."""
+    """One message and the descriptors that came with it. Its text lies in a memory file: nothing blocks."""
     raw, fds, _, _ = socket.recv_fds(control, HEADER.size, FDS_PER_MESSAGE_MAX)
     if not raw:
         raise EOFError
@@ -151,7 +153,7 @@ def _import_ahead(config: dict[str, Any], control: socket.socket) -> dict[str, A
                 continue
             try:
                 importlib.import_module(name)
-            except Exception as error:  # noqa: BLE001 - the worker will import it and show the error, if it does
+            except Exception as error:  # noqa: BLE001 - whoever needs it will see it
                 tainted[name] = f"{name} cannot be imported ahead ({type(error).__name__})"
             now = inventory(control)
             if now != base:

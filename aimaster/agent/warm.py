@@ -1,8 +1,8 @@
 """The agent's side of a worker template: starts it, hears whether it is fit, has workers forked from it.
 
-See `aimaster.agent.template` for the other side. A template that finds modules that must not be imported ahead
-ends and names them; `prepare` then starts one without them, at most `TRIES_MAX` times, the last time with
-torch alone.
+See `aimaster.agent.template` for the other side. A template that finds modules that must not be imported
+ahead ends and names them; `prepare` then starts one without them, at most `TRIES_MAX` times, the last time
+with torch alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,11 @@ READY_S_MAX = 300.0
 PROBE_S_MAX = 30.0
 FORK_S_MAX = 30.0
 END_S_MAX = 5.0
-BRAKE_RUN_S = 0.01
+BRAKE_RUN_S = 0.02
 BRAKE_STOP_S = 0.04
+BRAKE_LOOK_S = 0.25
+BRAKE_IDLE_SHARE = 0.3
+"""A processor that is idle for so much of the time has room for the template."""
 
 
 class Unfit(Exception):
@@ -77,7 +81,7 @@ class Template:
         Args:
             plan: What to start it with.
             reaper: Told of the process, so that nobody takes it for a worker.
-            gentle: Take no more than a fifth of a processor meanwhile.
+            gentle: Take no more than a third of a processor meanwhile.
 
         Raises:
             Unfit: No template of this plan can be forked from; the text says why.
@@ -258,12 +262,32 @@ def _set(future: asyncio.Future[None]) -> None:
 
 
 async def _brake(process: subprocess.Popen[bytes]) -> None:
-    """Let a process run for a fifth of the time. (A lower priority could not be given back, and forks keep it.)"""
+    """Let a process run for a third of the time while no processor is idle.
+
+    A lower priority could not be taken back, and the workers would inherit it.
+    """
+    idle, looked = _idle_s(), time.monotonic()
+    busy = True
     while process.poll() is None:
-        process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(BRAKE_STOP_S)
-        process.send_signal(signal.SIGCONT)
+        if busy:
+            process.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(BRAKE_STOP_S)
+            process.send_signal(signal.SIGCONT)
         await asyncio.sleep(BRAKE_RUN_S)
+        passed = time.monotonic() - looked
+        if passed > BRAKE_LOOK_S:
+            now = _idle_s()
+            busy = now - idle < BRAKE_IDLE_SHARE * passed
+            idle, looked = now, time.monotonic()
+
+
+def _idle_s() -> float:
+    """Time that the processors of this machine have been idle since boot, summed."""
+    try:
+        with open("/proc/stat", "rb") as file:
+            return int(file.readline().split()[4]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 async def _receive(control: socket.socket, timeout_s: float) -> tuple[dict[str, Any], list[int]]:

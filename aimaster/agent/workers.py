@@ -1,8 +1,8 @@
-"""The workers of one node: started from the warm template or cold, watched, and proved gone before the next start.
+"""The workers of one node: started warm or cold, watched, and proved gone before the next start.
 
 One object per agent, used in the event loop of the main thread, which is the parent of every worker (their
-parent-death signal fires when that thread ends). Ends are reported at once through `on_exit`, except those that
-`stop` brings about, which it returns.
+parent-death signal fires when that thread ends). Ends are reported at once through `on_exit`, except those
+that `stop` brings about, which it returns.
 
 A worker is stopped by SIGTERM to it alone: its data-loading children must live until it has ended by its own
 will. Behind the grace time everything that came from workers is killed, wherever it moved to (see
@@ -110,7 +110,7 @@ class Workers:
         self._warmth.begin(gentle=False)
 
     def tick(self) -> None:
-        """Housekeeping; call every second or so: orphans, and a better template when there is one to be had."""
+        """Housekeeping, to be called every second or so: orphans, and a better template if there is one."""
         self._reaper.sweep()
         self._warmth.renew()
 

@@ -4,9 +4,9 @@ Two ways in. A worker that was forked from the warm template calls `autoload` be
 other process torch calls it at the end of ``import torch``, since it is an entry point of the group
 ``torch.backends``. It therefore runs in **every** ``import torch`` of an environment that has this package,
 in programs that never heard of it: it looks at one environment variable and returns. Where an agent watches
-(``AIMASTER_AGENT``) and this process is a worker (``LOCAL_RANK``), it claims the rank's record of the progress
-page and registers a global hook behind `torch.optim.Optimizer.step`. Nothing of it raises into training,
-blocks, or makes a system call per step. ``AIMASTER_HOOK=0`` switches it off.
+(``AIMASTER_AGENT``) and this process is a worker (``LOCAL_RANK``), it claims the rank's record of the
+progress page and registers a global hook behind `torch.optim.Optimizer.step`. Nothing of it raises into
+training, blocks, or makes a system call per step. ``AIMASTER_HOOK=0`` switches it off.
 
 What goes wrong in here is written to ``hook.log`` in the agent's run directory and switches the hook off.
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from aimaster.worker.progress import ProgressWriter
 
 MODULE_LIST_STEPS = (2, 20, 200)
-"""After which steps local rank 0 writes the list of loaded modules: the first is soon, the later ones whole."""
+"""After which steps local rank 0 writes the list of loaded modules: soon first, then whole."""
 MODULES_MAX = 20_000
 LOG_BYTES_MAX = 64 * 1024
 
@@ -120,12 +120,13 @@ def _after_step(optimizer: Any, args: object, kwargs: object) -> None:
         _give_up(error)
 
 
-# torch.compile must not trace it (the attribute is what torch.compiler.disable sets), and is not imported for it.
+# torch.compile must not trace it (the attribute is what torch.compiler.disable sets), and is not imported
+# for it.
 _after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def _group_key(optimizer: Any) -> tuple[int, int]:
-    """Tells the parts of one step apart: DeepSpeed puts one parameter group after the other into one optimizer."""
+    """Tells the parts of a step apart: DeepSpeed gives one optimizer one parameter group after the other."""
     for group in optimizer.param_groups:
         params = group["params"]
         if params:
@@ -152,7 +153,7 @@ def _uninstall() -> None:
 
 
 def _write_modules(path: str, *, done: bool) -> None:
-    """Write what is loaded, one name a line in the order of loading, for the next template to import ahead."""
+    """Write what is loaded, a name a line in the order of loading, for the next template to import."""
     global _module_list
     if done:
         _module_list = None

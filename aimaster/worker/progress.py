@@ -15,9 +15,9 @@ The sequence number is odd while the record is written (a seqlock): a reader tha
 number reads again. Standard library only: this module is imported by every ``import torch`` under an agent.
 
 Layout, little-endian: u32 sequence, u32 pid, u64 start time of the process in clock ticks since boot
-(field 22 of ``/proc/PID/stat``), u64 steps, i64 the training's own step or -1, u64 monotonic nanoseconds of the
-last write, u32 phase, i32 global rank or -1, u64 monotonic nanoseconds at which the phase began, u64 monotonic
-nanoseconds of the first step.
+(field 22 of ``/proc/PID/stat``), u64 steps, i64 the training's own step or -1, u64 monotonic nanoseconds of
+the last write, u32 phase, i32 global rank or -1, u64 monotonic nanoseconds at which the phase began, u64
+monotonic nanoseconds of the first step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Way into the worker template: imported by Python itself, before the script, when this folder leads PYTHONPATH.
+"""Way into the worker template: Python imports it before the script, as this folder leads PYTHONPATH.
 
 The agent starts the template as ``python -u train.py …``, exactly as a worker would be started, with this
 folder in front of ``PYTHONPATH``. `aimaster.agent.template` then imports torch and waits. Only in a process
