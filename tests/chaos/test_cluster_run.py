@@ -1,0 +1,160 @@
+"""`aimaster run` on hosts of their own: a host that loses power, one whose cable is pulled, a frozen one.
+
+Each host is a network namespace with its own address, so the agents, savers and workers of different hosts
+speak to each other as on a real network, with a secret, and a lost host is really gone.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import Cluster, Host
+
+pytestmark = [pytest.mark.netns, pytest.mark.slow, pytest.mark.timeout(400)]
+
+DEADLINE_S = 150.0
+STEPS = 60
+RUN = [sys.executable, "-c", "import sys; from aimaster.cli import main; sys.exit(main())", "run"]
+
+TRAIN = """
+import json, os, sys, time
+import torch
+import torch.distributed as dist
+import easyckpt
+
+out, steps = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+weights = torch.zeros(1000, dtype=torch.float64)
+state = {"weights": weights, "rng": easyckpt.RNG()}
+ck = easyckpt.Checkpointer(os.environ["EASYCKPT_DIR"])
+start = ck.load(state) or 0
+for step in range(start + 1, steps + 1):
+    gradient = torch.full_like(weights, step * (rank + 1))
+    dist.all_reduce(gradient)
+    weights += gradient
+    ck.save(state, step=step)
+    with open(f"{out}/rank{rank}.jsonl", "a") as log:
+        line = {"step": step, "generation": int(os.environ["AIMASTER_GENERATION"]), "resumed": start}
+        log.write(json.dumps({**line, "node": os.environ["AIMASTER_NODE_ID"]}) + "\\n")
+    time.sleep(0.1)
+ck.close()
+if rank == 0:
+    with open(f"{out}/result.json", "w") as file:
+        json.dump(weights.tolist(), file)
+dist.destroy_process_group()
+"""
+
+
+class Job:
+    """One training on a cluster: an agent per host, two of them in the job, the rest spares."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.out = folder / "out"
+        self.out.mkdir()
+        self.script = folder / "train.py"
+        self.script.write_text(TRAIN)
+        self.secret = folder / "secret"
+        self.secret.write_text("known to these hosts alone")
+        self.secret.chmod(0o600)
+        self.ckpt = folder / "ckpt"
+        self.agents: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, host: Host) -> None:
+        words = [
+            "--nnodes",
+            "2",
+            "--rdzv-endpoint",
+            f"{self.cluster[0].address}:29400",
+            "--rdzv-id",
+            "cluster",
+        ]
+        words += ["--secret-file", str(self.secret), "--ckpt-dir", str(self.ckpt), "--sanity-check", "off"]
+        words += ["--local-addr", host.address, "--node-id", host.name]
+        self.agents[host.name] = host.popen([*RUN, *words, str(self.script), str(self.out), str(STEPS)])
+
+    def lines(self, rank: int) -> list[dict[str, object]]:
+        path = self.out / f"rank{rank}.jsonl"
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+    def wait_for_step(self, step: int) -> None:
+        self.wait(lambda: any(line["step"] == step for line in self.lines(0)), f"step {step}")
+
+    def wait(self, check: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not check():
+            if time.monotonic() > deadline:
+                logs = {host.name: host.log(self.agents[host.name])[-3000:] for host in self.cluster.hosts}
+                pytest.fail(f"never happened: {what}\n" + "\n".join(f"--- {k}\n{v}" for k, v in logs.items()))
+            time.sleep(0.05)
+
+    def wait_for_exit(self, *hosts: Host) -> list[int]:
+        agents = [self.agents[host.name] for host in hosts]
+        self.wait(lambda: all(agent.poll() is not None for agent in agents), "the agents end")
+        return [agent.wait() for agent in agents]
+
+
+@pytest.fixture
+def job(make_cluster: Callable[[int], Cluster], tmp_path: Path) -> Job:
+    cluster = make_cluster(3)
+    job = Job(cluster, tmp_path)
+    job.start(cluster[0])
+    job.start(cluster[1])
+    job.wait_for_step(3)
+    job.start(cluster[2])  # after the first two are in, so that it is the spare
+    return job
+
+
+def expected() -> float:
+    """The weights after all steps: every rank adds its share of each step exactly once."""
+    return float(sum(step * (1 + 2) for step in range(1, STEPS + 1)))
+
+
+def check_result(job: Job) -> None:
+    weights = json.loads((job.out / "result.json").read_text())
+    assert set(weights) == {expected()}
+    for rank in (0, 1):
+        lines = job.lines(rank)
+        assert {line["step"] for line in lines} == set(range(1, STEPS + 1))
+        assert lines[-1]["generation"] > lines[0]["generation"]  # type: ignore[operator]
+        resumed = {line["resumed"] for line in lines if line["generation"] == lines[-1]["generation"]}
+        assert min(resumed) > 0, "started from nothing"  # type: ignore[type-var]
+
+
+def test_a_host_loses_power_and_its_disk(job: Job) -> None:
+    job.wait_for_step(10)
+    job.cluster[1].kill()
+    job.cluster[1].wipe()
+    assert job.wait_for_exit(job.cluster[0], job.cluster[2]) == [0, 0]
+    check_result(job)
+    assert job.lines(1)[-1]["node"] == "h2"
+
+
+def test_a_host_is_cut_off_and_comes_back(job: Job) -> None:
+    """The cut host's workers must harm nothing when the cable is plugged in again."""
+    job.wait_for_step(10)
+    job.cluster[1].cut()
+    generation = job.lines(0)[-1]["generation"]
+    job.wait(lambda: job.lines(0)[-1]["generation"] != generation, "the job goes on without it")
+    job.cluster[1].heal()
+    assert job.wait_for_exit(job.cluster[0], job.cluster[2]) == [0, 0]
+    check_result(job)
+
+
+def test_a_host_freezes_and_wakes(job: Job) -> None:
+    job.wait_for_step(10)
+    job.cluster[1].stop()
+    generation = job.lines(0)[-1]["generation"]
+    job.wait(lambda: job.lines(0)[-1]["generation"] != generation, "the job goes on without it")
+    job.cluster[1].cont()
+    assert job.wait_for_exit(job.cluster[0], job.cluster[2]) == [0, 0]
+    check_result(job)
