@@ -1,8 +1,8 @@
 """``python -m aimaster.master``: the master as a child of the agent that hosts it.
 
 The agent reads one line of JSON from the descriptor ``--ready-fd``: ``{"endpoint", "pid", "epoch"}`` once
-the master answers, or ``{"error", "message", "where", "next_step"}`` when it cannot start. Everything else goes
-to stderr, which the agent has made a file. For a master on its own there is ``aimaster master``.
+the master answers, or ``{"error", "message", "where", "next_step"}`` when it cannot start. Everything else
+goes to stderr, which the agent has made a file. For a master on its own there is ``aimaster master``.
 
 The job's secret comes from ``--secret-file``, ``--secret-fd`` or ``AIMASTER_JOB_SECRET``; with none of them,
 connections are plain: whether that may be is decided by the agent.

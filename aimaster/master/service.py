@@ -271,6 +271,8 @@ class MasterService:
     # What happens by time -----------------------------------------------------------------------------------
 
     async def _tick(self) -> None:
+        # The detector excuses lateness between two looks, so the first one is taken at once.
+        self._detector.scan(self._clock.now())
         await self._give_grace()
         while True:
             planned = self._clock.now() + TICK_S

@@ -222,7 +222,7 @@ class MasterLink:
     async def _open(self, call: Call) -> None:
         """Say hello and be welcome."""
         hello = self._ask.hello()
-        await asyncio.wait_for(call.write(self._encode(hello)), WELCOME_TIMEOUT_S)
+        await asyncio.wait_for(self._write(call, hello), WELCOME_TIMEOUT_S)
         header, body = await self._read(call, WELCOME_TIMEOUT_S)
         self._obey_header(header)
         if isinstance(body, Refused):
@@ -248,6 +248,8 @@ class MasterLink:
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
+                if task.cancelled():  # gRPC cancels whoever waits for a call that was cut
+                    raise _SessionEnded("the stream was cut")
                 task.result()
         finally:
             for task in tasks:
@@ -276,19 +278,24 @@ class MasterLink:
         next_beat = self._clock.monotonic() + self._rng.uniform(0, interval_s)
         while True:
             for fact in self._pending.take_unsent():
-                await call.write(self._encode(fact))
+                await self._write(call, fact)
             if self._clock.monotonic() >= next_beat:
-                await call.write(self._encode(self._beat()))
+                await self._write(call, self._beat())
                 next_beat = max(next_beat + interval_s, self._clock.monotonic())
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), max(0.0, next_beat - self._clock.monotonic()))
             self._wake.clear()
 
+    async def _write(self, call: Call, body: AgentBody) -> None:
+        try:
+            await call.write(self._encode(body))
+        except asyncio.InvalidStateError as error:  # how gRPC says that the call is over already
+            raise await _how_it_ended(call) from error
+
     async def _read(self, call: Call, timeout_s: float) -> tuple[Header, MasterBody]:
         data = await asyncio.wait_for(call.read(), timeout_s)
         if data is END_OF_STREAM:
-            await call.code()  # makes a failed call raise
-            raise _SessionEnded("the master ended the session")
+            raise await _how_it_ended(call)
         return decode_from_master(data)
 
     def _beat(self) -> Heartbeat:
@@ -363,3 +370,8 @@ class MasterLink:
     def _note_drained(self) -> None:
         if not self._pending:
             self._drained.set()
+
+
+async def _how_it_ended(call: Call) -> _SessionEnded:
+    """Why a finished call is finished."""
+    return _SessionEnded(await call.details() or "the master ended the session")
