@@ -5,21 +5,21 @@ do. The body is::
 
     8 bytes  length of the header, little endian
     header   JSON of safetensors, padded with spaces so that the data begins at a multiple of 4 KiB
-    data     large tensors (≥ 4 KiB) each at a multiple of 4 KiB, then small ones packed at multiples of 64 bytes,
-             then `__state__`; the total length is a multiple of 4 KiB
+    data     large tensors (≥ 4 KiB) each at a multiple of 4 KiB, then small ones packed at multiples of
+             64 bytes, then `__state__`; the total length is a multiple of 4 KiB
 
 safetensors allows no holes, so every gap is an explicit U8 tensor named ``__pad__#k``. Aligned tensors can be
 written with O_DIRECT, mapped, and registered with a GPU.
 
-``__state__`` (U8) holds all values that are not tensors: 8 bytes of length, little endian, then typed msgpack of
-that length (see `easyckpt.plain`), then zeros. It has room to grow, so that a longer list of losses does not
-change the layout.
+``__state__`` (U8) holds all values that are not tensors: 8 bytes of length, little endian, then typed
+msgpack of that length (see `easyckpt.plain`), then zeros. It has room to grow, so that a longer list of
+losses does not change the layout.
 
 A tensor of the file is named like the logical tensor when it is the whole of it, else ``<name>#<offsets>``. A
 type that safetensors does not know is stored as U8 bytes; the layout keeps the logical type.
 
-A tied tensor is stored once: each further name is a chunk with ``alias_of`` set to the name that holds the bytes,
-and the same byte range.
+A tied tensor is stored once: each further name is a chunk with ``alias_of`` set to the name that holds the
+bytes, and the same byte range.
 """
 
 from __future__ import annotations
@@ -65,16 +65,17 @@ NAME_BYTES_MAX = 4096
 DIMENSIONS_MAX = 64
 
 DTYPE_BYTES: Mapping[str, int] = {
-    "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8, "int64": 8,
-    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex32": 4, "complex64": 8, "complex128": 16,
-    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+    "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "uint64": 8,
+    "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex32": 4, "complex64": 8,
+    "complex128": 16, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
 }  # fmt: skip
 """Element size of every logical type that can be stored, by torch's name."""
 
 _SAFETENSORS_DTYPE: Mapping[str, str] = {
-    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
-    "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32":
+    "I32", "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32",
+    "float64": "F64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
 }  # fmt: skip
 
 
@@ -265,8 +266,8 @@ def _finish(
 
 
 def _chunk_to_list(chunk: Chunk) -> list[Any]:
-    return [chunk.key, chunk.name, chunk.kind.value, chunk.dtype, list(chunk.global_shape), list(chunk.offsets),
-            list(chunk.sizes), chunk.begin, chunk.end, chunk.alias_of]  # fmt: skip
+    return [chunk.key, chunk.name, chunk.kind.value, chunk.dtype, list(chunk.global_shape),
+            list(chunk.offsets), list(chunk.sizes), chunk.begin, chunk.end, chunk.alias_of]  # fmt: skip
 
 
 def layout_to_dict(layout: Layout) -> dict[str, Any]:

@@ -1,0 +1,245 @@
+"""One rank's connection to the saver of its node. No threads; no torch.
+
+A link belongs to the process that made it: after a fork the child must not speak on it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from easyckpt.errors import Misuse, ProtocolError
+from easyckpt.saver.channel import BlockingChannel
+from easyckpt.saver.protocol import (
+    Close,
+    Closed,
+    Done,
+    Hello,
+    LayoutUnknown,
+    Load,
+    Loaded,
+    LoadReady,
+    Open,
+    Seal,
+    StageAbort,
+    StageAsk,
+    StageGrant,
+    StageInfo,
+    StageQuery,
+    StageRefuse,
+    Welcome,
+    read_failure,
+)
+from easyckpt.saver.protocol import Failure as FailureMessage
+from easyckpt.slots import map_private, map_shared
+
+__all__ = ["Grant", "Piece", "RankLink", "Seat", "query"]
+
+CONNECT_TIMEOUT_S = 30.0
+ANSWER_TIMEOUT_S = 60.0
+BLOCK_TIMEOUT_S = 3660.0
+LOAD_TIMEOUT_S = 3600.0
+"""A large checkpoint from slow storage."""
+
+OPEN_TIMEOUT_S = 150.0
+MAPS_MAX = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Which rank this is, and where its saver is."""
+
+    socket_path: str
+    job_id: str
+    generation: int
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A slot to copy into."""
+
+    slot: mmap.mmap
+    last_layout: str
+    """Digest of the layout that this process wrote there last; empty if none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A verified piece to read from; nothing that is written to it reaches the slot."""
+
+    step: int
+    tier: str
+    body: mmap.mmap
+    body_bytes: int
+    layout: bytes
+
+
+class RankLink:
+    """See the module.
+
+    Args:
+        seat: who we are.
+        options: of the checkpointer.
+
+    Raises:
+        SaverUnavailable: the saver is not there.
+        StaleGeneration: this rank's generation is over.
+        Misuse: another rank saves to another folder.
+    """
+
+    def __init__(self, seat: Seat, options: Open) -> None:
+        self.seat = seat
+        self._pid = os.getpid()
+        self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
+        self._written: dict[int, str] = {}
+        self._granted = 0
+        self._known_layouts: set[str] = set()
+        self._channel = BlockingChannel(seat.socket_path, timeout_s=CONNECT_TIMEOUT_S)
+        try:
+            hello = Hello(job_id=seat.job_id, role="worker", generation=seat.generation, rank=seat.rank)
+            self._channel.ask(hello, Welcome, timeout_s=CONNECT_TIMEOUT_S)
+            self._channel.ask(options, Done, timeout_s=OPEN_TIMEOUT_S)
+        except BaseException:
+            self._channel.close()
+            raise
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise Misuse(
+                "a checkpointer cannot be used in a forked process",
+                hint="save and load in the process that made it",
+            )
+
+    def stage(
+        self,
+        step: int,
+        *,
+        layout: bytes,
+        layout_digest: str,
+        body_bytes: int,
+        block: bool,
+        metrics: dict[str, float],
+    ) -> Grant | StageInfo:
+        """Ask for a slot for this step.
+
+        Args:
+            step: training step.
+            layout: JSON; sent only if the saver does not have it.
+            layout_digest: names it.
+            body_bytes: room that is needed.
+            block: wait while the slots are busy.
+            metrics: kept in the manifest.
+        """
+        self._check_process()
+        known = layout_digest in self._known_layouts
+        timeout_s = BLOCK_TIMEOUT_S if block else ANSWER_TIMEOUT_S
+        while True:
+            question = StageAsk(
+                step=step,
+                layout=b"" if known else layout,
+                layout_digest=layout_digest,
+                body_bytes=body_bytes,
+                block=block,
+                metrics=metrics,
+            )
+            answer = self._channel.ask_any(question, timeout_s=timeout_s)
+            if isinstance(answer, LayoutUnknown) and known:
+                known = False
+                continue
+            break
+        self._known_layouts.add(layout_digest)
+        if isinstance(answer, FailureMessage):
+            raise read_failure(answer)
+        if isinstance(answer, StageRefuse):
+            return StageInfo(step=step, stage="skipped", reason=answer.reason)
+        if isinstance(answer, StageInfo):
+            return answer
+        if not isinstance(answer, StageGrant):
+            raise ProtocolError(f"{type(answer).__name__} came instead of a grant")
+        return self._take_grant(answer)
+
+    def _take_grant(self, grant: StageGrant) -> Grant:
+        if grant.fresh:
+            fd = self._channel.take_fd()
+            try:
+                self._maps[grant.slot] = map_shared(fd, grant.capacity)
+            finally:
+                os.close(fd)
+            self._written.pop(grant.slot, None)
+        slot = self._maps.get(grant.slot)
+        if slot is None:
+            raise ProtocolError("the saver names a slot that it never sent", where=self.seat.socket_path)
+        self._maps.move_to_end(grant.slot)
+        while len(self._maps) > MAPS_MAX:
+            # Not closed by hand: torch may still hold a view for a moment, and the last one closes it.
+            number, _ = self._maps.popitem(last=False)
+            self._written.pop(number, None)
+        self._granted = grant.slot
+        return Grant(slot=slot, last_layout=self._written.pop(grant.slot, ""))
+
+    def seal(self, step: int, layout_digest: str) -> None:
+        """Every byte is in the slot."""
+        self._check_process()
+        self._written[self._granted] = layout_digest
+        self._channel.ask(Seal(step=step), Done, timeout_s=ANSWER_TIMEOUT_S)
+
+    def abort(self, step: int, reason: str) -> None:
+        """The copy failed."""
+        self._channel.ask(StageAbort(step=step, reason=reason), Done, timeout_s=ANSWER_TIMEOUT_S)
+
+    def load(self, index: int, step: int | None) -> Piece | None:
+        """The piece of this rank, when all ranks' pieces are ready; None if there is nothing to load.
+
+        Call `loaded` when it was read.
+        """
+        self._check_process()
+        ready = self._channel.ask(Load(index=index, step=step), LoadReady, timeout_s=LOAD_TIMEOUT_S)
+        if ready.step is None:
+            return None
+        fd = self._channel.take_fd()
+        try:
+            body = map_private(fd, ready.capacity)
+        finally:
+            os.close(fd)
+        return Piece(
+            step=ready.step, tier=ready.tier, body=body, body_bytes=ready.body_bytes, layout=ready.layout
+        )
+
+    def loaded(self, index: int) -> None:
+        """The piece was read; its slot may be overwritten in time."""
+        self._channel.ask(Loaded(index=index), Done, timeout_s=ANSWER_TIMEOUT_S)
+
+    def query(self, step: int) -> StageInfo:
+        """How far a step is."""
+        question = StageQuery(step=step, generation=self.seat.generation)
+        return self._channel.ask(question, StageInfo, timeout_s=ANSWER_TIMEOUT_S)
+
+    def goodbye(self, timeout_s: float) -> Closed:
+        """Have the newest step made durable, and take leave."""
+        self._check_process()
+        question = Close(timeout_s=timeout_s)
+        return self._channel.ask(question, Closed, timeout_s=timeout_s + ANSWER_TIMEOUT_S)
+
+    def close(self) -> None:
+        """End the connection. Without `goodbye` the saver lingers, and then makes the newest step durable."""
+        self._channel.close()
+        self._maps.clear()
+
+
+def query(seat: Seat, step: int, *, stage: str, timeout_s: float) -> StageInfo:
+    """Wait on a connection of its own until a step got to a stage, or cannot, or the time is over.
+
+    Raises:
+        SaverUnavailable: the saver is gone.
+    """
+    channel = BlockingChannel(seat.socket_path, timeout_s=CONNECT_TIMEOUT_S)
+    try:
+        channel.ask(Hello(job_id=seat.job_id, role="visitor"), Welcome, timeout_s=CONNECT_TIMEOUT_S)
+        question = StageQuery(step=step, generation=seat.generation, stage=stage, timeout_s=timeout_s)
+        return channel.ask(question, StageInfo, timeout_s=timeout_s + ANSWER_TIMEOUT_S)
+    finally:
+        channel.close()

@@ -1,0 +1,252 @@
+"""What a saver does with storage: blocking calls, made in its worker threads.
+
+The storage counts lives of the job on its own (its *generation*): one more each time a restore is settled,
+also across jobs that share the folder. The launcher's generations may begin at 1 again with a new job;
+these may not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from easyckpt.commit import commit_manifest, ensure_root, next_generation, read_fragment, record_generation
+from easyckpt.errors import EasyckptError, StaleGeneration
+from easyckpt.keep import KeepLatest
+from easyckpt.layout import Layout, layout_from_dict
+from easyckpt.manifest import FragmentRef, Manifest
+from easyckpt.records import GenerationRecord, RootRecord
+from easyckpt.retention import prune
+from easyckpt.saver.holdings import Piece
+from easyckpt.saver.persist import (
+    LocatedPiece,
+    PieceMeta,
+    locate_piece,
+    make_fragment,
+    persist_piece,
+    read_body,
+    write_fragment,
+)
+from easyckpt.storage import Storage, open_storage
+from easyckpt.survey import HiddenReason, Survey, survey
+from easyckpt.tiers import OnDisk
+
+__all__ = ["DiskView", "Life", "Vault", "decode_layout", "layout_header_bytes"]
+
+DIGESTS_READ_MAX = 4
+"""Newest steps whose fragments are read to compare them with memory."""
+
+LIFE_ATTEMPTS_MAX = 20
+"""Other lives that may begin in the same moment."""
+
+_LOG = logging.getLogger("easyckpt.saver")
+_EXPECTED = frozenset({HiddenReason.FENCED, HiddenReason.TAKEN_BACK})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskView:
+    """What storage offers."""
+
+    on_disk: tuple[OnDisk, ...] = ()
+    manifests: dict[tuple[int, int], Manifest] = field(default_factory=dict)
+    """(step, generation) → manifest."""
+    lost: tuple[str, ...] = ()
+    """Steps that are there and cannot be used: progress existed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Life:
+    """How storage knows this life of the job."""
+
+    run_id: str
+    generation: int
+    resumed_step: int | None
+
+
+class Vault:
+    """The storage of one run. Every method blocks; any thread may call."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._storage: Storage = open_storage(root)
+
+    def look(self) -> DiskView:
+        """What may be loaded.
+
+        Raises:
+            StorageError: the storage refuses as a whole.
+            CheckpointFault: the folder's own record is damaged.
+        """
+        found: Survey = survey(self._storage)
+        steps = []
+        for index, item in enumerate(found.visible):
+            digests = self._digests(item.manifest) if index < DIGESTS_READ_MAX else {}
+            steps.append(
+                OnDisk(
+                    step=item.step,
+                    generation=item.generation,
+                    world_size=item.manifest.world_size,
+                    digests=digests,
+                )
+            )
+        lost = tuple(
+            f"step {item.name.step}: {item.reason.value} {item.detail}".strip()
+            for item in found.hidden
+            if item.reason not in _EXPECTED
+        )
+        manifests = {(item.step, item.generation): item.manifest for item in found.visible}
+        return DiskView(on_disk=tuple(steps), manifests=manifests, lost=lost)
+
+    def _digests(self, manifest: Manifest) -> dict[int, str]:
+        digests: dict[int, str] = {}
+        for ref in manifest.fragments:
+            try:
+                fragment = read_fragment(self._storage, ref, manifest)
+            except EasyckptError as error:  # loading it will say so too, if it comes to that
+                _LOG.warning("step %d: %s", manifest.step, error)
+                continue
+            digests.update({piece.rank: piece.digest for piece in fragment.pieces})
+        return digests
+
+    def begin_life(self, *, world_size: int, resumed_step: int | None) -> Life:
+        """Make this life known, under the next number that is free.
+
+        Raises:
+            StaleGeneration: others took number after number.
+            StorageError: the storage refuses.
+        """
+        now = time.time()
+        software = _software()
+        root = RootRecord(run_id=uuid.uuid4().hex, created_unix_s=now, software=software)
+        run_id = ensure_root(self._storage, root).run_id
+        life = uuid.uuid4().hex
+        for attempt in range(LIFE_ATTEMPTS_MAX):
+            generation = next_generation(self._storage)
+            record = GenerationRecord(
+                run_id=run_id,
+                generation=generation,
+                resumed_step=resumed_step,
+                world_size=world_size,
+                life=life,
+                created_unix_s=now,
+                software=software,
+            )
+            try:
+                record_generation(self._storage, record)
+            except StaleGeneration:
+                _LOG.info("storage generation %d was taken, attempt %d", generation, attempt)
+                continue
+            return Life(run_id=run_id, generation=generation, resumed_step=resumed_step)
+        raise StaleGeneration(
+            f"{LIFE_ATTEMPTS_MAX} other lives began here at once", where=self.root, hint="one job per folder"
+        )
+
+    def persist(self, pieces: tuple[Piece, ...], *, life: Life, node_rank: int, step: int) -> FragmentRef:
+        """Write a node's pieces and its fragment. The pieces are pinned by the caller.
+
+        Raises:
+            CorruptCheckpoint: a slot is not what was sealed.
+            StorageError: the storage refuses.
+        """
+        done = []
+        for piece in pieces:
+            with piece.body as body:
+                header = bytes(body[: layout_header_bytes(piece.layout)])
+                meta = PieceMeta(
+                    generation=life.generation,
+                    step=step,
+                    node_rank=node_rank,
+                    rank=piece.rank,
+                    layout=decode_layout(piece.layout, header),
+                    digest=piece.digest,
+                )
+                done.append((meta, persist_piece(self._storage, body=body, piece=meta)))
+        fragment = make_fragment(done, run_id=life.run_id, world_size=pieces[0].world_size)
+        return write_fragment(self._storage, fragment)
+
+    def commit(
+        self,
+        refs: tuple[FragmentRef, ...],
+        *,
+        life: Life,
+        step: int,
+        world_size: int,
+        metrics: dict[str, float],
+    ) -> str:
+        """Create the manifest. Returns why the step is not visible, empty if it is.
+
+        Raises:
+            CheckpointFault: something below it is missing or differs.
+            StorageError: the storage refuses.
+        """
+        manifest = Manifest(
+            run_id=life.run_id,
+            generation=life.generation,
+            step=step,
+            world_size=world_size,
+            resumed_step=life.resumed_step,
+            fragments=tuple(sorted(refs, key=lambda ref: ref.node_rank)),
+            created_unix_s=time.time(),
+            software=_software(),
+            metrics=metrics,
+        )
+        result = commit_manifest(self._storage, manifest)
+        if result.is_visible:
+            return ""
+        by = f" by generation {result.fenced_by}" if result.fenced_by is not None else ""
+        return f"the commit of step {step} is {result.outcome.value}{by}"
+
+    def tidy(self, *, keep: int, generation: int) -> None:
+        """Take back what is older than the newest ``keep`` steps. Trouble is logged: nothing depends on
+        it."""
+        try:
+            removed = prune(self._storage, keep=KeepLatest(count=keep), generation=generation)
+        except EasyckptError as error:
+            _LOG.warning("old steps stay: %s", error)
+            return
+        for item in removed:
+            _LOG.info("retention: %s", item)
+
+    def locate(self, manifest: Manifest, rank: int) -> LocatedPiece:
+        """Where a rank's piece lies and how long it is."""
+        return locate_piece(self._storage, manifest, rank)
+
+    def load(self, located: LocatedPiece, into: memoryview) -> Layout:
+        """Read a piece and prove every byte."""
+        return read_body(self._storage, located, into=into)
+
+
+def _software() -> str:
+    return f"easyckpt on Python {platform.python_version()}"
+
+
+def decode_layout(raw: bytes, header: bytes) -> Layout:
+    """A layout as it travels, with the header that stands in its slot."""
+    return layout_from_dict(json.loads(raw), header=header)
+
+
+def layout_header_bytes(raw: bytes) -> int:
+    """How long the header is, by the layout as it travels."""
+    fields: Any = msgspec.json.decode(raw, type=_HeaderOnly)
+    return int(fields.header_bytes)
+
+
+class _HeaderOnly(msgspec.Struct):
+    header_bytes: int
+
+
+def encode_ref(ref: FragmentRef) -> bytes:
+    """A fragment's reference as it travels to the lead."""
+    return msgspec.json.encode(ref)
+
+
+def decode_ref(raw: bytes) -> FragmentRef:
+    """Read it."""
+    return msgspec.json.decode(raw, type=FragmentRef)

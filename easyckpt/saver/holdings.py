@@ -1,0 +1,222 @@
+"""The pieces that one saver holds in memory: whose, of which step, in which slot, and how sure.
+
+A *piece* is one rank's part of one saved step. A rank has at most two slots on a node, whether the rank
+runs here or is a peer's that we keep a copy for. A piece goes ``copying → copied → sealed``; only a sealed
+one (hashed, its digest known) is shown to others. A piece that is pinned (being hashed, sent, written to
+storage, or read by a worker) is never overwritten and never freed.
+
+Which slot is overwritten is decided here and nowhere else: never one whose step the lead protects, never a
+pinned one, an empty one first, the older one else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from easyckpt.errors import MemoryFull
+from easyckpt.saver.protocol import Held, Key
+from easyckpt.slots import HEADROOM_BYTES, Slot
+
+__all__ = ["SLOTS_PER_RANK", "Holdings", "Piece", "PieceState", "SlotsBusy"]
+
+SLOTS_PER_RANK = 2
+
+
+class PieceState(Enum):
+    """How far a piece is."""
+
+    COPYING = "copying"
+    COPIED = "copied"
+    SEALED = "sealed"
+
+
+class SlotsBusy(Exception):
+    """No slot of the rank may be overwritten now."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Piece:
+    """One rank's part of one step in a slot. Changed only by the saver's event loop."""
+
+    key: Key
+    rank: int
+    world_size: int
+    slot: Slot
+    layout: bytes
+    body_bytes: int
+    state: PieceState = PieceState.COPYING
+    digest: str = ""
+    pins: int = 0
+
+    @property
+    def body(self) -> memoryview:
+        """The bytes. Pin the piece for as long as the view is used."""
+        return self.slot.view[: self.body_bytes]
+
+    @property
+    def held(self) -> Held:
+        """What others are told."""
+        return Held(key=self.key, rank=self.rank, world_size=self.world_size, digest=self.digest)
+
+    @contextlib.contextmanager
+    def pinned(self) -> Iterator[memoryview]:
+        """The bytes, safe from being overwritten within the block."""
+        self.pins += 1
+        view = self.body
+        try:
+            yield view
+        finally:
+            view.release()
+            self.pins -= 1
+
+
+class Holdings:
+    """All pieces of one saver.
+
+    Args:
+        memory_limit: bytes that all slots may take together; None for as much as the machine gives.
+        headroom: bytes that stay free on the machine.
+    """
+
+    def __init__(self, *, memory_limit: int | None = None, headroom: int = HEADROOM_BYTES) -> None:
+        self._limit = memory_limit
+        self._headroom = headroom
+        self._pieces: dict[int, list[Piece]] = {}
+        self._free: dict[int, list[Slot]] = {}
+
+    @property
+    def slot_bytes(self) -> int:
+        """Memory that all slots take."""
+        used = sum(piece.slot.capacity for pieces in self._pieces.values() for piece in pieces)
+        return used + sum(slot.capacity for slots in self._free.values() for slot in slots)
+
+    def find(self, rank: int, key: Key) -> Piece | None:
+        """The piece, sealed or not."""
+        return next((piece for piece in self._pieces.get(rank, ()) if piece.key == key), None)
+
+    def sealed(self, rank: int, key: Key, digest: str | None = None) -> Piece | None:
+        """The piece if it is sealed (and has this digest)."""
+        piece = self.find(rank, key)
+        if piece is None or piece.state is not PieceState.SEALED:
+            return None
+        return piece if digest is None or piece.digest == digest else None
+
+    def inventory(self) -> tuple[Held, ...]:
+        """All sealed pieces."""
+        return tuple(
+            piece.held
+            for pieces in self._pieces.values()
+            for piece in pieces
+            if piece.state is PieceState.SEALED
+        )
+
+    def place(self, held: Held, *, layout: bytes, body_bytes: int, protect: tuple[Key, ...]) -> Piece:
+        """Room for a piece that is about to be copied, fetched or received.
+
+        Raises:
+            SlotsBusy: both slots of the rank are protected or pinned.
+            MemoryFull: there is no memory for a slot of this size.
+        """
+        pieces = self._pieces.setdefault(held.rank, [])
+        present = self.find(held.rank, held.key)
+        if present is not None:
+            if present.pins:
+                raise SlotsBusy
+            self._discard(present)
+        if len(pieces) >= SLOTS_PER_RANK:
+            candidates = [p for p in pieces if not p.pins and p.key not in protect]
+            if not candidates:
+                raise SlotsBusy
+            self._discard(min(candidates, key=lambda p: (p.state is PieceState.SEALED, p.key)))
+        return self._append(held, layout, body_bytes)
+
+    def place_beside(self, held: Held, *, layout: bytes, body_bytes: int) -> Piece:
+        """Room for a piece of a restore, which overwrites nothing: only `keep_only` gives the memory back.
+
+        Raises:
+            SlotsBusy: the very piece is here and in use.
+            MemoryFull: there is no memory for a third slot.
+        """
+        present = self.find(held.rank, held.key)
+        if present is not None:
+            if present.pins:
+                raise SlotsBusy
+            self._discard(present)
+        return self._append(held, layout, body_bytes)
+
+    def drop(self, piece: Piece) -> None:
+        """Forget a piece; its slot is reused. A pinned one is left to who pins it, and is no longer found."""
+        if piece in self._pieces.get(piece.rank, ()):
+            self._discard(piece)
+
+    def keep_only(self, keys: frozenset[Key], *, ranks: frozenset[int] | None = None) -> None:
+        """Drop all pieces of other steps; and with ``ranks``, give the slots of other ranks back."""
+        for rank, pieces in list(self._pieces.items()):
+            for piece in list(pieces):
+                if piece.key not in keys or (ranks is not None and rank not in ranks):
+                    self._discard(piece)
+            free = self._free.get(rank, [])
+            keep = SLOTS_PER_RANK - len(self._pieces[rank]) if ranks is None or rank in ranks else 0
+            while len(free) > max(keep, 0):
+                free.pop(0).close()
+
+    def rename(self, old: Key, new: Key) -> None:
+        """The restored step belongs to the new generation from now on, on every rank."""
+        if old == new:
+            return
+        for rank, pieces in self._pieces.items():
+            for piece in list(pieces):
+                if piece.key == old and self.find(rank, new) is None:
+                    piece.key = new
+
+    def close(self) -> None:
+        """Give all memory back."""
+        for pieces in self._pieces.values():
+            for piece in pieces:
+                piece.slot.close()
+        for slots in self._free.values():
+            for slot in slots:
+                slot.close()
+        self._pieces.clear()
+        self._free.clear()
+
+    def _append(self, held: Held, layout: bytes, body_bytes: int) -> Piece:
+        piece = Piece(
+            key=held.key,
+            rank=held.rank,
+            world_size=held.world_size,
+            slot=self._take_slot(held.rank, body_bytes),
+            layout=layout,
+            body_bytes=body_bytes,
+            digest=held.digest,
+        )
+        self._pieces.setdefault(held.rank, []).append(piece)
+        return piece
+
+    def _discard(self, piece: Piece) -> None:
+        self._pieces[piece.rank].remove(piece)
+        if piece.pins:  # its user still reads: the memory goes with the last view
+            piece.slot.close()
+        else:
+            self._free.setdefault(piece.rank, []).append(piece.slot)
+
+    def _take_slot(self, rank: int, body_bytes: int) -> Slot:
+        free = self._free.setdefault(rank, [])
+        fitting = [slot for slot in free if slot.capacity >= body_bytes]
+        if fitting:
+            slot = min(fitting, key=lambda item: item.capacity)
+            free.remove(slot)
+            return slot
+        while free:
+            free.pop().close()
+        if self._limit is not None and self.slot_bytes + body_bytes > self._limit:
+            raise MemoryFull(
+                f"a checkpoint slot of {body_bytes} bytes does not fit: {self.slot_bytes} of the "
+                f"{self._limit} bytes that slots may take are in use",
+                where=f"rank {rank}",
+                hint="raise the saver's memory limit",
+            )
+        return Slot(body_bytes, headroom=self._headroom)

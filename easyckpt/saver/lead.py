@@ -1,0 +1,448 @@
+"""The saver that leads a generation: it decides for all ranks, and acts on what the ledger decides.
+
+Every member (this node's own one included, over a queue instead of a connection) sends it facts and is sent
+decisions. The lead holds no bytes of any rank. If its process is lost, the next one is told again what is
+where: members register anew with all that they hold.
+
+Runs in the saver's event loop; what blocks runs in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any
+
+from easyckpt.errors import EasyckptError
+from easyckpt.saver.disk import DiskView, Life, Vault, decode_ref
+from easyckpt.saver.ledger import Change, Ledger, PersistPolicy
+from easyckpt.saver.protocol import (
+    Ask,
+    Begin,
+    Drained,
+    DrainWanted,
+    Failure,
+    Health,
+    Held,
+    Inventory,
+    InventoryAsk,
+    Key,
+    LoadWanted,
+    Members,
+    Message,
+    Open,
+    Opened,
+    Persisted,
+    PersistStep,
+    Prepared,
+    RankLoaded,
+    Refused,
+    Register,
+    Replicated,
+    Sealed,
+    StageFailed,
+    StageReached,
+    Verdict,
+)
+from easyckpt.saver.rounds import Rounds
+from easyckpt.tiers import Plan, choose
+
+__all__ = ["Lead"]
+
+PERSIST_TIMEOUT_S = 3600.0
+"""Until a node that has not reported its pieces counts as failed for this step."""
+
+TICK_S = 0.5
+"""How often deadlines, intervals and retries are looked at."""
+
+FORGOTTEN_LOAD = (
+    "this folder holds checkpoints of earlier training, and load() was not called before save(): going on "
+    "would leave them behind"
+)
+
+_LOG = logging.getLogger("easyckpt.saver")
+
+SendTo = Callable[[Message], None]
+Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
+
+
+class Lead:
+    """See the module.
+
+    Args:
+        begin: the generation.
+        executor: for blocking calls.
+        spawn: starts a background task whose failure is recorded.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, begin: Begin, *, executor: Executor, spawn: Spawn, clock: Callable[[], float]) -> None:
+        self._begin = begin
+        self._executor = executor
+        self._spawn = spawn
+        self._clock = clock
+        self._members: dict[int, SendTo] = {}
+        self._registered: dict[int, Register] = {}
+        self._options: Open | None = None
+        self._vault: Vault | None = None
+        self._ledger = Ledger(
+            generation=begin.generation,
+            world_size=begin.world_size,
+            replicas=begin.nodes > 1 and begin.replicas > 0,
+            policy=PersistPolicy(),
+        )
+        self._rounds = Rounds(self)
+        self._ready = asyncio.Event()
+        self._waiting: list[Ask] = []
+        self._may_save: asyncio.Task[None] | None = None
+        self._save_refusal: str | None = None
+        self._life: Life | None = None
+        self._resumed: int | None = None
+        self._life_lock = asyncio.Lock()
+        self._fragments: dict[int, Persisted] = {}
+        self._fragments_event = asyncio.Event()
+        self._order: PersistStep | None = None
+        self._inventories: dict[int, tuple[Held, ...]] = {}
+        self._inventory_number = 0
+        self._inventory_event = asyncio.Event()
+        self._tidying = False
+        self._drains: set[int] = set()
+        self._health: Health | None = None
+        self._closed = False
+        spawn(self._tick(), "the lead's clock")
+
+    # --- what a restore needs (RestoreHost)
+    # -------------------------------------------------------------------
+
+    @property
+    def generation(self) -> int:
+        """This life of the job, by the launcher's count."""
+        return self._begin.generation
+
+    @property
+    def progress_expected(self) -> bool:
+        """Whether an earlier attempt is known to have saved something."""
+        return self._begin.progress_expected
+
+    @property
+    def root(self) -> str:
+        """The checkpoint folder."""
+        return self._options.root if self._options is not None else ""
+
+    async def gather(self) -> Mapping[int, tuple[Held, ...]]:
+        """What members hold now. One that is away answers by registering again."""
+        self._inventory_number += 1
+        self._inventories.clear()
+        self._inventory_event.clear()
+        self.broadcast(InventoryAsk(number=self._inventory_number))
+        while len(self._inventories) < self._begin.nodes:
+            self._inventory_event.clear()
+            await self._inventory_event.wait()
+        return dict(self._inventories)
+
+    def node_of_rank(self) -> Mapping[int, int]:
+        """Where each rank runs."""
+        return {rank: node for node, register in self._registered.items() for rank in register.ranks}
+
+    async def look(self) -> DiskView:
+        """What storage offers."""
+        vault = self._vault
+        assert vault is not None, "a load comes after an open"
+        return await asyncio.get_running_loop().run_in_executor(self._executor, vault.look)
+
+    def send(self, node_rank: int, message: Message) -> None:
+        """To one member; lost if it is away, which it makes good when it registers again."""
+        target = self._members.get(node_rank)
+        if target is not None:
+            target(message)
+
+    def broadcast(self, message: Message) -> None:
+        """To all members."""
+        for target in list(self._members.values()):
+            target(message)
+
+    def settle_restore(self, plan: Plan | None) -> None:
+        """All ranks resume from here: older history ends, and storage learns of this life."""
+        step = plan.step if plan is not None else None
+        self._ledger.restored(step, durable=plan is not None and plan.durable, now=self._clock())
+        self._life = None
+        self._resumed = step
+        self._spawn(self._try_begin_life(), "the record of this life")
+        self._tell_health()
+
+    # --- members
+    # ---------------------------------------------------------------------------------------------
+
+    def receive(self, node_rank: int, message: Message, reply: SendTo) -> None:
+        """A member's message. Never blocks."""
+        if isinstance(message, Register):
+            self._register(message, reply)
+        elif isinstance(message, Opened):
+            self._open(message, reply)
+        elif isinstance(message, Ask):
+            self._waiting.append(message)
+            self._after(())
+        elif isinstance(message, Sealed):
+            self._after(self._ledger.sealed(message.rank, message.step))
+        elif isinstance(message, StageFailed):
+            self._after(self._ledger.failed(message.rank, message.step, message.reason))
+        elif isinstance(message, Replicated):
+            self._after(self._ledger.replicated_by(message.rank, message.step, message.error))
+        elif isinstance(message, Persisted):
+            if message.key.step == self._ledger.persisting:
+                self._fragments[message.node_rank] = message
+                self._fragments_event.set()
+        elif isinstance(message, LoadWanted):
+            self._spawn(self._load(message, node_rank), "a load")
+        elif isinstance(message, Prepared):
+            self._rounds.prepared(message)
+        elif isinstance(message, Inventory):
+            if message.number == self._inventory_number:
+                self._note_inventory(message.node_rank, message.held)
+        elif isinstance(message, DrainWanted):
+            self._drains.add(message.node_rank)
+            self._ledger.want_persist()
+            self._after(())
+        elif isinstance(message, RankLoaded):
+            _LOG.info("rank %d resumed from step %d (%s)", message.rank, message.step, message.tier)
+        else:
+            _LOG.warning("node %d sent %s, which is not for a lead", node_rank, type(message).__name__)
+
+    def forget(self, node_rank: int, reply: SendTo) -> None:
+        """A member's connection is gone. It may come back."""
+        if self._members.get(node_rank) is reply:
+            del self._members[node_rank]
+
+    def _register(self, message: Register, reply: SendTo) -> None:
+        known = self._registered.get(message.node_rank)
+        self._registered[message.node_rank] = message
+        self._members[message.node_rank] = reply
+        self._note_inventory(message.node_rank, message.held)
+        _LOG.info(
+            "node %d registered from %s with %d pieces",
+            message.node_rank,
+            message.address or "here",
+            len(message.held),
+        )
+        if message.progressed:
+            self._rounds.loaded = True
+        if len(self._registered) < self._begin.nodes:
+            return
+        addresses = tuple(self._registered[node].address for node in range(self._begin.nodes))
+        ranks = tuple(self._registered[node].ranks for node in range(self._begin.nodes))
+        self.broadcast(Members(addresses=addresses, ranks=ranks))
+        if known is None:
+            self._take_over()
+        else:
+            self._rounds.again(message.node_rank)
+            if self._order is not None and message.node_rank not in self._fragments:
+                reply(self._order)
+            for piece in message.held:
+                if piece.key.generation == self.generation:
+                    self._after(self._ledger.sealed(piece.rank, piece.key.step))
+        self._check_ready()
+
+    def _note_inventory(self, node_rank: int, held: tuple[Held, ...]) -> None:
+        self._inventories[node_rank] = held
+        self._inventory_event.set()
+
+    def _take_over(self) -> None:
+        """Everyone is here. If the generation is under way already, an earlier lead of it was lost."""
+        if not self._rounds.loaded:
+            return
+        own = {
+            node: tuple(piece for piece in pieces if piece.key.generation == self.generation)
+            for node, pieces in self._inventories.items()
+        }
+        plan = choose(own, (), node_of_rank=self.node_of_rank())
+        if plan is not None:
+            self._ledger.restored(plan.step, durable=False, now=self._clock())
+            self._resumed = plan.step
+
+    def _open(self, message: Opened, reply: SendTo) -> None:
+        options = message.options
+        if options.continuing:
+            self._rounds.loaded = True
+        if self._options is None:
+            self._options = options
+            self._vault = Vault(options.root)
+            self._ledger.policy = PersistPolicy(
+                every_steps=options.disk_interval_steps, every_s=options.disk_interval_s
+            )
+        elif options.root != self._options.root:
+            what = f"node {message.node_rank} saves to {options.root}, and others to {self._options.root}"
+            failure = Failure(kind="Misuse", what=what, hint="give all ranks the same checkpoint folder")
+            reply(Refused(failure=failure))
+            return
+        self._check_ready()
+
+    def _check_ready(self) -> None:
+        if len(self._registered) == self._begin.nodes and self._vault is not None:
+            self._ready.set()
+            self._after(())
+
+    # --- saves
+    # -----------------------------------------------------------------------------------------------
+
+    def _after(self, changes: tuple[Change, ...]) -> None:
+        """Tell what changed, answer who waits, begin what is due."""
+        for change in changes:
+            _LOG.debug("step %d: %s %s", change.step, change.stage.value, change.reason)
+            self.broadcast(StageReached(step=change.step, stage=change.stage.value, reason=change.reason))
+        if self._closed or not self._ready.is_set():
+            return
+        self._answer_asks()
+        step = self._ledger.next_persist(self._clock())
+        if step is not None:
+            self._fragments.clear()
+            self._spawn(self._persist(step), "a persist")
+        self._tell_health()
+        self._answer_drains()
+
+    def _answer_asks(self) -> None:
+        if self._waiting and not self._rounds.loaded and self._save_refusal is None:
+            if self._may_save is None:
+                self._may_save = self._spawn(self._check_may_save(), "the look before the first save")
+            return
+        waiting, self._waiting = self._waiting, []
+        for ask in waiting:
+            if self._save_refusal:
+                self._answer(ask, granted=False, reason=self._save_refusal, misuse=True)
+                continue
+            answer, changes = self._ledger.ask(
+                ask.rank, ask.step, now=self._clock(), block=ask.block, metrics=ask.metrics
+            )
+            for change in changes:
+                self.broadcast(StageReached(step=change.step, stage=change.stage.value, reason=change.reason))
+            if answer is None:
+                self._waiting.append(ask)
+            else:
+                self._answer(ask, granted=answer.granted, reason=answer.reason)
+
+    def _answer(self, ask: Ask, *, granted: bool, reason: str, misuse: bool = False) -> None:
+        verdict = Verdict(
+            rank=ask.rank,
+            step=ask.step,
+            granted=granted,
+            reason=reason,
+            misuse=misuse,
+            protect=self._ledger.protected,
+        )
+        self.send(self.node_of_rank()[ask.rank], verdict)
+
+    async def _check_may_save(self) -> None:
+        """A first save without a load must not leave earlier checkpoints behind."""
+        try:
+            view = await self.look()
+            found = bool(view.on_disk or view.lost) or any(self._inventories.values())
+        except EasyckptError as error:  # shown again, and retried, when the step is persisted
+            _LOG.warning("storage cannot be looked at: %s", error)
+            found = False
+        self._save_refusal = FORGOTTEN_LOAD if found and not self._rounds.loaded else ""
+        self._after(())
+
+    async def _persist(self, step: int) -> None:
+        try:
+            error = await asyncio.wait_for(self._persist_parts(step), PERSIST_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            lacking = sorted(set(range(self._begin.nodes)) - set(self._fragments))
+            error = f"step {step}: nodes {lacking} did not write within {PERSIST_TIMEOUT_S:g} s"
+        except (EasyckptError, OSError) as trouble:
+            error = f"step {step}: {trouble}"
+        if error:
+            _LOG.warning("not durable: %s", error)
+        self._order = None
+        self._after(self._ledger.persisted(step, error=error, now=self._clock()))
+        if not error:
+            self._spawn(self._tidy(), "retention")
+
+    async def _persist_parts(self, step: int) -> str:
+        life = await self._ensure_life()
+        order = PersistStep(key=Key(self.generation, step), life=life.generation, run_id=life.run_id)
+        self._fragments.clear()
+        self._order = order
+        self.broadcast(order)
+        while len(self._fragments) < self._begin.nodes:
+            self._fragments_event.clear()
+            await self._fragments_event.wait()
+        failed = [message for message in self._fragments.values() if message.error]
+        if failed:
+            return f"node {failed[0].node_rank}: {failed[0].error}"
+        vault = self._vault
+        assert vault is not None
+        commit = partial(
+            vault.commit,
+            tuple(decode_ref(message.fragment) for message in self._fragments.values()),
+            life=life,
+            step=step,
+            world_size=self._begin.world_size,
+            metrics=dict(self._ledger.metrics_of(step)),
+        )
+        return await asyncio.get_running_loop().run_in_executor(self._executor, commit)
+
+    async def _ensure_life(self) -> Life:
+        async with self._life_lock:
+            if self._life is None:
+                vault = self._vault
+                assert vault is not None
+                begin = partial(
+                    vault.begin_life, world_size=self._begin.world_size, resumed_step=self._resumed
+                )
+                self._life = await asyncio.get_running_loop().run_in_executor(self._executor, begin)
+            return self._life
+
+    async def _try_begin_life(self) -> None:
+        try:
+            await self._ensure_life()
+        except (EasyckptError, OSError) as error:
+            _LOG.warning("this life is not recorded on storage yet: %s", error)
+
+    async def _tidy(self) -> None:
+        if self._tidying or self._life is None or self._options is None or self._vault is None:
+            return
+        self._tidying = True
+        try:
+            tidy = partial(self._vault.tidy, keep=self._options.keep, generation=self._life.generation)
+            await asyncio.get_running_loop().run_in_executor(self._executor, tidy)
+        finally:
+            self._tidying = False
+
+    def _answer_drains(self) -> None:
+        if not self._drains:
+            return
+        ledger = self._ledger
+        if ledger.persisting is not None or not (ledger.is_settled or ledger.persist_trouble):
+            return
+        drained = Drained(memory_step=ledger.complete, durable_step=ledger.durable, degraded=ledger.trouble)
+        for node_rank in sorted(self._drains):
+            self.send(node_rank, drained)
+        self._drains.clear()
+
+    def _tell_health(self) -> None:
+        ledger = self._ledger
+        health = Health(
+            memory_step=ledger.complete,
+            replicated_step=ledger.replicated,
+            durable_step=ledger.durable,
+            degraded=ledger.trouble,
+        )
+        if health != self._health:
+            self._health = health
+            self.broadcast(health)
+
+    async def _load(self, message: LoadWanted, node_rank: int) -> None:
+        await self._ready.wait()
+        self.send(node_rank, await self._rounds.want(message.index, message.step))
+
+    async def _tick(self) -> None:
+        while not self._closed:
+            await asyncio.sleep(TICK_S)
+            self._after(self._ledger.expire(self._clock()))
+
+    def close(self) -> None:
+        """The generation is over."""
+        self._closed = True
+        self._members.clear()

@@ -1,0 +1,124 @@
+"""A member's side of a restore: its ranks' pieces lie ready in memory, every byte proved, before any rank
+reads.
+
+Nothing that is held is overwritten: pieces that come from a peer or from storage go into slots beside the two
+that a rank has, and only when all nodes are ready (`Go`) is everything else dropped. So an attempt that
+fails, here or on another node, leaves every older step as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from concurrent.futures import Executor
+from functools import partial
+
+import msgspec
+
+from easyckpt.errors import CorruptCheckpoint, EasyckptError, IncompleteCheckpoint, SaverUnavailable
+from easyckpt.layout import layout_to_dict
+from easyckpt.manifest import Manifest
+from easyckpt.saver.disk import Vault
+from easyckpt.saver.holdings import Holdings, Piece, PieceState, SlotsBusy
+from easyckpt.saver.protocol import Held, Key, Prepare, Prepared, Pull, Source
+from easyckpt.saver.replicate import Dialer, hash_piece, pull
+from easyckpt.tiers import DISK, MEMORY
+
+__all__ = ["Restorer"]
+
+_LOG = logging.getLogger("easyckpt.saver")
+
+
+class Restorer:
+    """Gets pieces ready. Used by one member, in the saver's event loop.
+
+    Args:
+        holdings: where pieces are.
+        dialer: to other savers.
+        executor: for hashing and reading.
+        generation: of the member.
+        world_size: of the generation.
+    """
+
+    def __init__(
+        self, holdings: Holdings, *, dialer: Dialer, executor: Executor, generation: int, world_size: int
+    ) -> None:
+        self._holdings = holdings
+        self._dialer = dialer
+        self._executor = executor
+        self._generation = generation
+        self._world_size = world_size
+
+    async def prepare(self, message: Prepare, *, node_rank: int, addresses: tuple[str, ...]) -> Prepared:
+        """Get all pieces of an order ready, one after the other; those that cannot be had are named."""
+        failed: list[Source] = []
+        errors: list[str] = []
+        for source in message.sources:
+            try:
+                await self._one(message, source, addresses)
+            except (EasyckptError, OSError, SlotsBusy) as error:
+                said = str(error) or "its slot is in use"
+                _LOG.warning("rank %d of step %d: %s", source.rank, message.key.step, said)
+                failed.append(source)
+                errors.append(f"rank {source.rank} from {source.tier}: {said}")
+        return Prepared(
+            node_rank=node_rank,
+            index=message.index,
+            attempt=message.attempt,
+            failed=tuple(failed),
+            errors=tuple(errors),
+        )
+
+    async def _one(self, message: Prepare, source: Source, addresses: tuple[str, ...]) -> None:
+        if source.tier == DISK:
+            await self._from_disk(message, source)
+            return
+        if message.from_key is None:
+            raise IncompleteCheckpoint("a piece in memory has no name")
+        if source.tier == MEMORY:
+            await self._verify_own(message.from_key, source)
+            return
+        if not 0 <= source.node_rank < len(addresses):
+            raise SaverUnavailable(f"node {source.node_rank} has no address")
+        await pull(
+            self._dialer,
+            addresses[source.node_rank],
+            Pull(generation=self._generation, key=message.from_key, rank=source.rank),
+            target=self._target(message.key, source),
+            holdings=self._holdings,
+            executor=self._executor,
+        )
+
+    def _target(self, key: Key, source: Source) -> Held:
+        return Held(key=key, rank=source.rank, world_size=self._world_size, digest=source.digest)
+
+    async def _verify_own(self, key: Key, source: Source) -> None:
+        piece = self._holdings.sealed(source.rank, key, source.digest)
+        if piece is None:
+            raise IncompleteCheckpoint("it is not in memory any more")
+        if await hash_piece(piece, self._executor) != piece.digest:
+            self._holdings.drop(piece)
+            raise CorruptCheckpoint(
+                "its bytes in memory changed after it was sealed", hint="test this machine's memory"
+            )
+
+    async def _from_disk(self, message: Prepare, source: Source) -> None:
+        loop = asyncio.get_running_loop()
+        vault = Vault(message.root)
+        manifest = msgspec.json.decode(message.manifest, type=Manifest)
+        located = await loop.run_in_executor(self._executor, partial(vault.locate, manifest, source.rank))
+        target = Held(
+            key=message.key, rank=source.rank, world_size=self._world_size, digest=located.record.digest
+        )
+        layout = json.dumps(
+            {**layout_to_dict(located.layout.layout), "header_bytes": located.layout.header_bytes}
+        ).encode()
+        piece: Piece = self._holdings.place_beside(target, layout=layout, body_bytes=located.record.bytes)
+        try:
+            with piece.pinned() as body:
+                await loop.run_in_executor(self._executor, partial(vault.load, located, body))
+        except BaseException:
+            self._holdings.drop(piece)
+            raise
+        piece.state = PieceState.SEALED

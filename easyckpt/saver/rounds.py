@@ -1,0 +1,216 @@
+"""The lead's side of a restore: one step for all ranks, proved on every node before any rank reads a byte.
+
+A *round* is the n-th load of every rank in a generation. The lead chooses a plan (`easyckpt.tiers`), tells
+every member to get its ranks' pieces ready and verified, and only when all have answered does it say `Go`.
+A piece that cannot be had from where the plan said is struck out and the plan is made again, from the next
+tier or for an older step. Each attempt strikes out at least one source, so that it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from easyckpt.errors import EasyckptError, NothingToLoad, WorldSizeChanged
+from easyckpt.saver.disk import DiskView
+from easyckpt.saver.protocol import Go, Held, Key, Message, Prepare, Prepared, Source, make_failure
+from easyckpt.tiers import DISK, Plan, choose
+
+__all__ = ["RestoreHost", "Rounds"]
+
+ERRORS_KEPT = 8
+
+_LOG = logging.getLogger("easyckpt.saver")
+
+
+class RestoreHost(Protocol):
+    """What a restore needs from the lead."""
+
+    @property
+    def generation(self) -> int: ...
+
+    @property
+    def progress_expected(self) -> bool: ...
+
+    @property
+    def root(self) -> str: ...
+
+    async def gather(self) -> Mapping[int, tuple[Held, ...]]:
+        """Node rank → pieces in memory, asked anew for each round."""
+        ...
+
+    def node_of_rank(self) -> Mapping[int, int]: ...
+
+    async def look(self) -> DiskView: ...
+
+    def send(self, node_rank: int, message: Message) -> None: ...
+
+    def broadcast(self, message: Message) -> None: ...
+
+    def settle_restore(self, plan: Plan | None) -> None:
+        """All ranks resume from here."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _Round:
+    index: int
+    step: int | None
+    attempt: int = 0
+    answers: dict[int, Prepared] = field(default_factory=dict)
+    all_answered: asyncio.Event = field(default_factory=asyncio.Event)
+    bad: set[Source] = field(default_factory=set)
+    errors: list[str] = field(default_factory=list)
+    outcome: Go | None = None
+
+
+class Rounds:
+    """All restores of one generation. Runs in the lead's event loop."""
+
+    def __init__(self, host: RestoreHost) -> None:
+        self._host = host
+        self._rounds: dict[int, _Round] = {}
+        self._running = asyncio.Lock()
+        self.loaded = False
+        """Whether a restore was settled in this generation (with a step or with nothing)."""
+
+    async def want(self, index: int, step: int | None) -> Go:
+        """A rank's load. Runs the round if it is the first to ask.
+
+        Returns:
+            What every rank is told. It was broadcast already if the round ran just now.
+        """
+        entry = self._rounds.get(index)
+        if entry is None:
+            entry = self._rounds[index] = _Round(index=index, step=step)
+        async with self._running:
+            if entry.outcome is None:
+                entry.outcome = await self._run(entry)
+                self._host.broadcast(entry.outcome)
+        return entry.outcome
+
+    def prepared(self, message: Prepared) -> None:
+        """A member's answer."""
+        entry = self._rounds.get(message.index)
+        if entry is None or message.attempt != entry.attempt:
+            return
+        entry.answers[message.node_rank] = message
+        if set(entry.answers) >= set(self._host.node_of_rank().values()):
+            entry.all_answered.set()
+
+    def again(self, node_rank: int) -> None:
+        """A member has come back and lost what it was told: its part of the running attempt fails."""
+        for entry in self._rounds.values():
+            if entry.outcome is None and node_rank not in entry.answers and entry.attempt:
+                entry.errors.append(f"node {node_rank} lost its connection")
+                self.prepared(Prepared(node_rank=node_rank, index=entry.index, attempt=entry.attempt,
+                                       errors=("connection lost",)))  # fmt: skip
+
+    async def _run(self, entry: _Round) -> Go:
+        try:
+            view = await self._host.look()
+        except EasyckptError as error:
+            _LOG.warning("storage cannot be looked at: %s", error)
+            entry.errors.append(str(error))
+            view = DiskView(lost=(f"storage: {error}",))
+        held = await self._host.gather()
+        while True:
+            plan = choose(
+                held,
+                view.on_disk,
+                node_of_rank=self._host.node_of_rank(),
+                step=entry.step,
+                bad=frozenset(entry.bad),
+            )
+            if plan is None:
+                return self._nothing(entry, view, held)
+            if await self._attempt(entry, plan, view):
+                self.loaded = True
+                self._host.settle_restore(plan)
+                return Go(index=entry.index, step=plan.step, durable=plan.durable, asked=entry.step)
+
+    async def _attempt(self, entry: _Round, plan: Plan, view: DiskView) -> bool:
+        entry.attempt += 1
+        entry.answers.clear()
+        entry.all_answered.clear()
+        _LOG.info("load %d, attempt %d: step %d from %s", entry.index, entry.attempt, plan.step, _tiers(plan))
+        nodes = self._host.node_of_rank()
+        manifest = b""
+        if any(source.tier == DISK for source in plan.sources) and plan.on_disk is not None:
+            found = view.manifests[(plan.on_disk.step, plan.on_disk.generation)]
+            manifest = msgspec.json.encode(found)
+        for node_rank in sorted(set(nodes.values())):
+            prepare = Prepare(
+                index=entry.index,
+                attempt=entry.attempt,
+                key=Key(self._host.generation, plan.step),
+                from_key=plan.memory_key,
+                sources=tuple(source for source in plan.sources if nodes[source.rank] == node_rank),
+                manifest=manifest,
+                root=self._host.root,
+            )
+            self._host.send(node_rank, prepare)
+        await entry.all_answered.wait()
+        failed = [source for answer in entry.answers.values() for source in answer.failed]
+        texts = [text for answer in entry.answers.values() for text in answer.errors]
+        for text in texts:
+            _LOG.warning("load %d: %s", entry.index, text)
+        entry.errors.extend(texts)
+        del entry.errors[:-ERRORS_KEPT]
+        entry.bad.update(failed)
+        if not failed and texts:  # a member came back: the same plan again
+            return await self._attempt(entry, plan, view) if entry.attempt < 100 else False
+        return not failed
+
+    def _nothing(self, entry: _Round, view: DiskView, held: Mapping[int, tuple[Held, ...]]) -> Go:
+        error = self._why_nothing(entry, view, held)
+        if error is None:
+            self.loaded = True
+            self._host.settle_restore(None)
+            return Go(index=entry.index, step=None, asked=entry.step)
+        _LOG.error("load %d: %s", entry.index, error)
+        return Go(index=entry.index, step=None, failure=make_failure(error), asked=entry.step)
+
+    def _why_nothing(
+        self, entry: _Round, view: DiskView, held: Mapping[int, tuple[Held, ...]]
+    ) -> EasyckptError | None:
+        """The error that is due when no step can be restored; None when there never was one."""
+        where = self._host.root
+        said = "; ".join(entry.errors[-3:] + list(view.lost[:3]))
+        size = len(self._host.node_of_rank())
+        others = {item.world_size for item in view.on_disk if item.world_size != size}
+        others |= {
+            piece.world_size for pieces in held.values() for piece in pieces if piece.world_size != size
+        }
+        if others and not entry.bad:
+            counts = ", ".join(map(str, sorted(others)))
+            return WorldSizeChanged(
+                f"the checkpoints here were saved by {counts} ranks, and now there are {size}",
+                where=where,
+                hint=f"start {counts} workers; loading into another number is not supported yet",
+            )
+        if entry.step is not None:
+            return NothingToLoad(
+                f"step {entry.step} cannot be loaded" + (f": {said}" if said else ""),
+                where=where,
+                hint="`easyckpt ls` shows the steps that can",
+            )
+        if self._host.progress_expected or view.lost or entry.bad:
+            return NothingToLoad(
+                "training had progressed, and no step of it can be loaded" + (f": {said}" if said else ""),
+                where=where,
+                hint="`easyckpt why` says more; use an empty folder to start from the beginning",
+            )
+        return None
+
+
+def _tiers(plan: Plan) -> str:
+    counts: dict[str, int] = {}
+    for source in plan.sources:
+        counts[source.tier] = counts.get(source.tier, 0) + 1
+    return ", ".join(f"{tier} ({count} ranks)" for tier, count in counts.items())

@@ -1,0 +1,427 @@
+"""The saver process of one node: owns the memory, outlives every worker, ends by itself.
+
+One event loop decides and answers; threads hash, write and read. The process listens on a Unix socket (mode
+0600, same user only) for workers and the agent, and, if told to and given the job's secret, on TCP for
+other savers.
+
+**Life.** While an owner (an agent) or a worker is connected, it stays. When the last one has gone it
+lingers, so that the next attempt on this node adopts what it holds; then it makes the newest step durable
+and ends. With no owner, it ends at once when every rank has closed its checkpointer. Its memory is
+anonymous: nothing is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from easyckpt.errors import EasyckptError, Misuse, ProtocolError, SaverUnavailable, StaleGeneration
+from easyckpt.saver.auth import SECRET_BYTES_MIN, prove_as_server
+from easyckpt.saver.channel import AsyncChannel, peer_credentials
+from easyckpt.saver.holdings import Holdings
+from easyckpt.saver.lead import Lead
+from easyckpt.saver.member import Member
+from easyckpt.saver.protocol import (
+    Begin,
+    Link,
+    Message,
+    Pull,
+    Put,
+    Register,
+    Status,
+    Welcome,
+    make_failure,
+)
+from easyckpt.saver.replicate import Dialer, accept_put, parse_address, serve_pull
+from easyckpt.saver.session import Session
+from easyckpt.saver.uplink import Outbox, join_local, pump, stay_linked
+
+__all__ = ["Saver", "SaverConfig"]
+
+DRAIN_TIMEOUT_S = 120.0
+"""What the last persist may take when the saver ends by itself."""
+
+THREADS = 4
+CONNECTIONS_MAX = 4096
+
+_LOG = logging.getLogger("easyckpt.saver")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaverConfig:
+    """How a saver was started."""
+
+    socket_path: str
+    job_id: str
+    node_id: str = ""
+    linger_s: float = 60.0
+    listen: str = ""
+    """``host:port`` for other savers; empty for none. Port 0 takes a free one."""
+    advertise: str = ""
+    """Host that others reach this node under, if it is not the one listened on."""
+    secret: bytes = b""
+    memory_limit: int | None = None
+    headroom: int | None = None
+
+
+class Saver:
+    """See the module. Make it and `run` it within one event loop."""
+
+    def __init__(self, config: SaverConfig) -> None:
+        self._config = config
+        self._secret = config.secret
+        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="easyckpt")
+        self._holdings = (
+            Holdings(memory_limit=config.memory_limit)
+            if config.headroom is None
+            else Holdings(memory_limit=config.memory_limit, headroom=config.headroom)
+        )
+        self._sessions: set[Session] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._lead: Lead | None = None
+        self._member: Member | None = None
+        self._link: asyncio.Task[None] | None = None
+        self._begun = asyncio.Event()
+        self._ending = asyncio.Event()
+        self._drain_timeout_s = DRAIN_TIMEOUT_S
+        self._closed_ranks: set[int] = set()
+        self._had_client = False
+        self._listeners: list[socket.socket] = []
+        self.listen_address = ""
+        self.troubles = 0
+        """Background tasks that failed in a way that nobody foresaw."""
+
+    # --- what a session needs (SessionHost)
+    # -------------------------------------------------------------------
+
+    @property
+    def job_id(self) -> str:
+        """Whose saver this is."""
+        return self._config.job_id
+
+    @property
+    def member(self) -> Member | None:
+        """This node's part in the current generation."""
+        return self._member
+
+    @property
+    def begun(self) -> asyncio.Event:
+        """Set at the next begin."""
+        return self._begun
+
+    def welcome(self) -> Welcome:
+        """Who we are."""
+        member = self._member
+        return Welcome(
+            pid=os.getpid(),
+            node_id=self._config.node_id,
+            generation=member.begin.generation if member is not None else 0,
+            begun=member is not None,
+            listen_address=self.listen_address,
+        )
+
+    def status(self) -> Status:
+        """All that an agent reports."""
+        member = self._member
+        health = member.health if member is not None else None
+        workers = [session for session in self._sessions if session.hello.role == "worker"]
+        return Status(
+            pid=os.getpid(),
+            generation=member.begin.generation if member is not None else 0,
+            listen_address=self.listen_address,
+            memory_step=health.memory_step if health is not None else None,
+            replicated_step=health.replicated_step if health is not None else None,
+            durable_step=health.durable_step if health is not None else None,
+            restored=tuple(member.restored[rank] for rank in sorted(member.restored)) if member else (),
+            degraded=health.degraded if health is not None else "",
+            slot_bytes=self._holdings.slot_bytes,
+            skipped=member.skipped if member is not None else 0,
+            ranks_open=len(workers),
+        )
+
+    def begin(self, message: Begin) -> None:
+        """Become part of a generation.
+
+        Raises:
+            StaleGeneration: a newer one has begun.
+            Misuse: the place is not possible.
+            ProtocolError: several nodes, and no secret or no address.
+        """
+        _check_place(message)
+        member = self._member
+        if member is not None:
+            if message.generation < member.begin.generation:
+                raise StaleGeneration(
+                    f"generation {message.generation} has been replaced by {member.begin.generation}",
+                    where=self._config.socket_path,
+                )
+            if message == member.begin:
+                return
+        if message.secret is not None:
+            self._secret = message.secret
+        if message.nodes > 1 and (not self.listen_address or len(self._secret) < SECRET_BYTES_MIN):
+            raise ProtocolError(
+                "several nodes need an address to listen on and the job's secret",
+                where=self._config.socket_path,
+                hint="start the saver with --listen and --secret-file",
+            )
+        self._end_generation(f"generation {message.generation} has begun")
+        _LOG.info("begin %s", _shown(message))
+        dialer = Dialer(job_id=self._config.job_id, secret=self._secret)
+        self._member = Member(
+            message,
+            holdings=self._holdings,
+            dialer=dialer,
+            executor=self._executor,
+            spawn=self.spawn,
+            address=self.listen_address,
+        )
+        self._closed_ranks.clear()
+        if message.node_rank == 0:
+            self._lead = Lead(message, executor=self._executor, spawn=self.spawn, clock=time.monotonic)
+            join_local(self._lead, self._member)
+        else:
+            self._link = self.spawn(stay_linked(self._member, dialer), "the link to the lead")
+        self._begun.set()
+        self._begun = asyncio.Event()
+
+    def _end_generation(self, why: str) -> None:
+        if self._link is not None:
+            self._link.cancel()
+            self._link = None
+        if self._lead is not None:
+            self._lead.close()
+            self._lead = None
+        if self._member is not None:
+            self._member.retire(why)
+            self._member = None
+
+    def shutdown(self, drain_timeout_s: float) -> None:
+        """Drain and end."""
+        self._drain_timeout_s = drain_timeout_s
+        self._ending.set()
+
+    def said_goodbye(self, session: Session) -> None:
+        """A rank has closed its checkpointer."""
+        self._closed_ranks.add(session.rank)
+        member = self._member
+        owned = any(other.hello.role == "owner" for other in self._sessions)
+        if member is not None and not owned and self._closed_ranks >= set(member.ranks):
+            self.shutdown(DRAIN_TIMEOUT_S)
+
+    def spawn(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
+        """Run a task whose failure is recorded, whatever it is."""
+        task = asyncio.ensure_future(self._guarded(work, what))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _guarded(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        try:
+            await work
+        except Exception:  # noqa: BLE001 - the process's outer loop: nothing may end it unseen
+            self.troubles += 1
+            _LOG.exception("%s failed", what)
+
+    # --- the process
+    # -----------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Open the sockets.
+
+        Raises:
+            SaverUnavailable: an address is taken or not ours.
+        """
+        path = Path(self._config.socket_path)
+        unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            path.unlink(missing_ok=True)  # the caller holds the lock: nobody listens there
+            before = os.umask(0o177)
+            try:
+                unix.bind(str(path))
+            finally:
+                os.umask(before)
+            unix.listen(128)
+        except OSError as error:
+            unix.close()
+            raise SaverUnavailable(f"cannot listen: {error.strerror or error}", where=str(path)) from error
+        unix.setblocking(False)
+        self._listeners.append(unix)
+        self.spawn(self._accept(unix, self._serve_unix), "the Unix socket")
+        if self._config.listen:
+            self._listen_tcp()
+
+    def _listen_tcp(self) -> None:
+        host, port = parse_address(self._config.listen)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        server = socket.socket(family, socket.SOCK_STREAM)
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind((host, port))
+            server.listen(1024)
+        except OSError as error:
+            server.close()
+            raise SaverUnavailable(
+                f"cannot listen: {error.strerror or error}",
+                where=self._config.listen,
+                hint="port 0 takes a free one",
+            ) from error
+        server.setblocking(False)
+        self._listeners.append(server)
+        shown = self._config.advertise or host
+        shown = f"[{shown}]" if ":" in shown else shown
+        self.listen_address = f"{shown}:{server.getsockname()[1]}"
+        self.spawn(self._accept(server, self._serve_tcp), "the TCP socket")
+
+    async def _accept(self, server: socket.socket, serve: Any) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(server)
+            except OSError as error:
+                if server.fileno() < 0:
+                    return
+                _LOG.warning("a connection was not accepted: %s", error)
+                await asyncio.sleep(0.1)
+                continue
+            if len(self._tasks) > CONNECTIONS_MAX:
+                sock.close()
+                continue
+            self.spawn(serve(sock), "a connection")
+
+    async def _serve_unix(self, sock: socket.socket) -> None:
+        pid, uid = peer_credentials(sock)
+        if uid != os.getuid():
+            _LOG.warning("user %d (process %d) was refused", uid, pid)
+            sock.close()
+            return
+        session = Session(AsyncChannel(sock), self)
+        self._sessions.add(session)
+        watch = self.spawn(_hang_up_at_death(pid, session.channel), "watching a client")
+        try:
+            await session.run()
+        finally:
+            self._sessions.discard(session)
+            watch.cancel()
+
+    async def _serve_tcp(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        channel = AsyncChannel(sock)
+        try:
+            if len(self._secret) < SECRET_BYTES_MIN:
+                raise ProtocolError("a connection came before the job's secret")
+            await prove_as_server(channel, secret=self._secret, job_id=self._config.job_id)
+            await self._serve_peer(channel, await channel.receive())
+        except (EOFError, OSError):
+            pass
+        except EasyckptError as error:
+            _LOG.warning("a peer was refused: %s", error)
+        finally:
+            channel.close()
+
+    async def _serve_peer(self, channel: AsyncChannel, message: Message) -> None:
+        if isinstance(message, Link):
+            await self._serve_member(channel)
+            return
+        current = self._member.begin.generation if self._member is not None else -1
+        if isinstance(message, (Put, Pull)) and message.generation != current:
+            error = StaleGeneration(f"generation {message.generation} is not this saver's, {current}")
+            await channel.send(make_failure(error))
+        elif isinstance(message, Put):
+            await accept_put(channel, message, self._holdings, self._executor)
+        elif isinstance(message, Pull):
+            await serve_pull(channel, message, self._holdings)
+        else:
+            raise ProtocolError(f"{type(message).__name__} is no first message of a peer")
+
+    async def _serve_member(self, channel: AsyncChannel) -> None:
+        first = await channel.expect(Register)
+        lead = self._lead
+        if lead is None or lead.generation != first.generation:
+            return  # it tries again until this node has begun its generation
+        outbox = Outbox(channel)
+        lead.receive(first.node_rank, first, outbox.put)
+        try:
+            await pump(channel, outbox, lambda message: lead.receive(first.node_rank, message, outbox.put))
+        finally:
+            lead.forget(first.node_rank, outbox.put)
+
+    async def run(self) -> None:
+        """Serve until it is time to end, then drain and give everything back."""
+        try:
+            await self._wait_for_end()
+            member = self._member
+            if member is not None:
+                drained = await member.drain(self._drain_timeout_s)
+                _LOG.info("drained: memory %s, durable %s", drained.memory_step, drained.durable_step)
+        finally:
+            self._end_generation("the saver ends")
+            for server in self._listeners:
+                server.close()
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._executor.shutdown(wait=True, cancel_futures=True)
+            self._holdings.close()
+            with contextlib.suppress(OSError):
+                os.unlink(self._config.socket_path)
+
+    async def _wait_for_end(self) -> None:
+        alone_since = time.monotonic()
+        while not self._ending.is_set():
+            if any(session.hello.role in ("owner", "worker") for session in self._sessions):
+                alone_since = time.monotonic()
+            elif time.monotonic() - alone_since >= self._config.linger_s:
+                _LOG.info("nobody came for %g s", self._config.linger_s)
+                return
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), min(0.25, self._config.linger_s))
+
+
+async def _hang_up_at_death(pid: int, channel: AsyncChannel) -> None:
+    """Close a client's connection when its process ends, even if a child has inherited the socket."""
+    if not hasattr(os, "pidfd_open"):
+        return
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(fd, ended.set)
+    try:
+        await ended.wait()
+        channel.close()
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
+
+
+def _check_place(message: Begin) -> None:
+    possible = (
+        message.nodes >= 1
+        and 0 <= message.node_rank < message.nodes
+        and message.ranks >= 1
+        and 0 <= message.first_rank <= message.world_size - message.ranks
+        and message.generation >= 0
+        and (message.node_rank == 0 or message.lead_address)
+    )
+    if not possible:
+        raise Misuse(f"this place in a generation is not possible: {_shown(message)}")
+
+
+def _shown(message: Begin) -> str:
+    last = message.first_rank + message.ranks - 1
+    return (
+        f"generation {message.generation}: node {message.node_rank} of {message.nodes}, ranks "
+        f"{message.first_rank}-{last} of {message.world_size}, lead {message.lead_address or 'here'}"
+    )

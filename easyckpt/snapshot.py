@@ -1,0 +1,121 @@
+"""Tensors into a slot, and out of one.
+
+A slot is mapped memory; torch sees it through `torch.frombuffer`, so that the copy is torch's own, runs on
+its threads, and handles any stride, device and conjugation. What a slot's gaps hold is zero, always: two
+equal states give equal bytes, and so equal digests.
+"""
+
+from __future__ import annotations
+
+import mmap
+import warnings
+
+import torch
+
+from easyckpt.errors import CorruptCheckpoint
+from easyckpt.layout import STATE_LENGTH_BYTES, Chunk, Layout, build_layout
+from easyckpt.loader import Read
+from easyckpt.state import Capture
+
+__all__ = ["fit_layout", "read_plain", "reader", "write"]
+
+PLAIN_ROOM_BYTES_MIN = 16 << 10
+"""Room for plain state, at least: most states fit, and grow in it without a new layout."""
+
+
+def fit_layout(captured: Capture, previous: Layout | None) -> Layout:
+    """The layout for a state: the previous one as long as names, types, shapes and the plain state's room
+    fit."""
+    if previous is not None and _fits(captured, previous):
+        return previous
+    room = PLAIN_ROOM_BYTES_MIN
+    while room < len(captured.plain) * 3 // 2:
+        room *= 2
+    return build_layout(captured.specs, state_bytes=room)
+
+
+def _fits(captured: Capture, layout: Layout) -> bool:
+    room = layout.state_end - layout.state_begin - STATE_LENGTH_BYTES
+    if len(captured.plain) > room or len(captured.tensors) != len(layout.chunks):
+        return False
+    for item, chunk in zip(captured.tensors, layout.chunks, strict=True):
+        spec = item.spec
+        if (spec.name, spec.dtype, spec.kind, spec.global_shape, spec.offsets, spec.sizes, spec.alias_of) != (
+            chunk.name,
+            chunk.dtype,
+            chunk.kind,
+            chunk.global_shape,
+            chunk.offsets,
+            chunk.sizes,
+            chunk.alias_of,
+        ):
+            return False
+    return True
+
+
+def write(slot: mmap.mmap, layout: Layout, captured: Capture, *, fresh: bool) -> None:
+    """Copy a state into a slot. Blocks until every byte is there.
+
+    Args:
+        slot: shared mapping, at least as long as the body.
+        layout: of this very state.
+        captured: the state.
+        fresh: whether the slot held another layout before: then its gaps are cleared too.
+    """
+    if fresh:
+        slot.seek(0)
+        _clear(slot, len(layout.header), layout)
+        slot[: len(layout.header)] = layout.header
+    whole = torch.frombuffer(slot, dtype=torch.uint8, count=layout.body_bytes)
+    with torch.no_grad():
+        for item, chunk in zip(captured.tensors, layout.chunks, strict=True):
+            if chunk.alias_of is None and chunk.end > chunk.begin:
+                _view(whole, chunk).copy_(item.tensor)
+    plain = captured.plain
+    begin = layout.state_begin + STATE_LENGTH_BYTES
+    slot[layout.state_begin : begin] = len(plain).to_bytes(STATE_LENGTH_BYTES, "little")
+    slot[begin : begin + len(plain)] = plain
+    whole[begin + len(plain) : layout.state_end].zero_()
+
+
+def _clear(slot: mmap.mmap, begin: int, layout: Layout) -> None:
+    """Zero what no tensor covers."""
+    whole = torch.frombuffer(slot, dtype=torch.uint8, count=layout.body_bytes)
+    covered = sorted((chunk.begin, chunk.end) for chunk in layout.chunks if chunk.end > chunk.begin)
+    for start, end in [*covered, (layout.body_bytes, layout.body_bytes)]:
+        if start > begin:
+            whole[begin:start].zero_()
+        begin = max(begin, end)
+
+
+def _view(whole: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+    dtype = getattr(torch, chunk.dtype)
+    return whole[chunk.begin : chunk.end].view(dtype).view(chunk.sizes)
+
+
+def reader(body: mmap.mmap, layout: Layout) -> Read:
+    """A function that copies a chunk's bytes into a tensor of the same type and sizes."""
+    with warnings.catch_warnings():
+        # A private mapping is writable, so that torch has nothing to warn of; older versions warn all the
+        # same.
+        warnings.simplefilter("ignore", UserWarning)
+        whole = torch.frombuffer(body, dtype=torch.uint8, count=layout.body_bytes)
+
+    def read(chunk: Chunk, destination: torch.Tensor) -> None:
+        if chunk.end > chunk.begin:
+            destination.copy_(_view(whole, chunk))
+
+    return read
+
+
+def read_plain(body: mmap.mmap, layout: Layout, *, where: str) -> bytes:
+    """The packed plain state.
+
+    Raises:
+        CorruptCheckpoint: its length is not possible.
+    """
+    begin = layout.state_begin + STATE_LENGTH_BYTES
+    length = int.from_bytes(body[layout.state_begin : begin], "little")
+    if begin + length > layout.state_end:
+        raise CorruptCheckpoint("its plain state is longer than its room", where=where)
+    return body[begin : begin + length]

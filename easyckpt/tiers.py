@@ -1,0 +1,129 @@
+"""Which step to restore, and from where each rank takes its piece. Pure: facts in, plan out.
+
+A *candidate* is a step in memory (one generation's save) or a step that is visible on storage. It can be
+restored if every rank's piece is somewhere: in a saver's memory or on storage. Pieces of different origin
+are used together only if they are proved to be of the same save: every piece in memory that storage also
+has must have the digest that storage says. So a restore never mixes steps or generations, whatever survived.
+
+The newest step wins; of equal ones that of the higher generation; per rank the nearest tier: the memory of
+the node where the rank runs, another node's memory, storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from easyckpt.saver.protocol import Held, Key, Source
+
+__all__ = ["DISK", "MEMORY", "PEER", "OnDisk", "Plan", "choose"]
+
+MEMORY, PEER, DISK = "memory", "peer", "disk"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnDisk:
+    """A step that storage shows."""
+
+    step: int
+    generation: int
+    """Of the storage's count of lives, which is another one than the launcher's."""
+    world_size: int
+    digests: Mapping[int, str]
+    """Rank → digest of its body; empty when they are not known, then the step stands for itself alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to restore."""
+
+    step: int
+    memory_key: Key | None
+    """Of the pieces that come from memory; None when all come from storage."""
+    on_disk: OnDisk | None
+    """The step on storage that belongs to it, if any."""
+    sources: tuple[Source, ...]
+    """One per rank, by rank."""
+
+    @property
+    def durable(self) -> bool:
+        """Whether storage has all of the step."""
+        return self.on_disk is not None
+
+
+def choose(
+    held: Mapping[int, Iterable[Held]],
+    on_disk: Iterable[OnDisk],
+    *,
+    node_of_rank: Mapping[int, int],
+    step: int | None = None,
+    bad: frozenset[Source] = frozenset(),
+) -> Plan | None:
+    """The best plan, or None if no step is covered.
+
+    Args:
+        held: node rank → sealed pieces in its saver's memory.
+        on_disk: steps that storage shows.
+        node_of_rank: where each rank runs now; its length is the world size.
+        step: only this step.
+        bad: sources that were tried and failed.
+    """
+    world_size = len(node_of_rank)
+    stored = [item for item in on_disk if item.world_size == world_size and step in (None, item.step)]
+    memory: dict[Key, dict[int, dict[int, str]]] = {}  # key → rank → node → digest
+    for node, pieces in held.items():
+        for piece in pieces:
+            if piece.world_size == world_size and step in (None, piece.key.step):
+                memory.setdefault(piece.key, {}).setdefault(piece.rank, {})[node] = piece.digest
+    plans = [_from_memory(key, ranks, stored, node_of_rank, bad) for key, ranks in memory.items()]
+    plans += [_from_disk(item, node_of_rank, bad) for item in stored]
+    found = [plan for plan in plans if plan is not None]
+    return max(found, key=_preference, default=None)
+
+
+def _preference(plan: Plan) -> tuple[int, int, int]:
+    generation = plan.memory_key.generation if plan.memory_key is not None else -1
+    stored = plan.on_disk.generation if plan.on_disk is not None else -1
+    return (plan.step, generation, stored)
+
+
+def _from_memory(
+    key: Key,
+    ranks: Mapping[int, Mapping[int, str]],
+    stored: list[OnDisk],
+    node_of_rank: Mapping[int, int],
+    bad: frozenset[Source],
+) -> Plan | None:
+    same = [item for item in stored if item.step == key.step and _same_save(ranks, item)]
+    twin = max(same, key=lambda item: item.generation, default=None)
+    sources = []
+    for rank, home in sorted(node_of_rank.items()):
+        options = []
+        for node, digest in sorted(ranks.get(rank, {}).items(), key=lambda item: (item[0] != home, item[0])):
+            tier = MEMORY if node == home else PEER
+            options.append(Source(rank=rank, tier=tier, node_rank=node, digest=digest))
+        if twin is not None and rank in twin.digests:
+            options.append(Source(rank=rank, tier=DISK, digest=twin.digests[rank]))
+        usable = [option for option in options if option not in bad]
+        if not usable:
+            return None
+        sources.append(usable[0])
+    return Plan(step=key.step, memory_key=key, on_disk=twin, sources=tuple(sources))
+
+
+def _same_save(ranks: Mapping[int, Mapping[int, str]], item: OnDisk) -> bool:
+    """Whether memory and storage have at least one rank in common, and agree on all that they have in
+    common."""
+    common = [
+        (rank, digest) for rank, nodes in ranks.items() for digest in nodes.values() if rank in item.digests
+    ]
+    return bool(common) and all(item.digests[rank] == digest for rank, digest in common)
+
+
+def _from_disk(item: OnDisk, node_of_rank: Mapping[int, int], bad: frozenset[Source]) -> Plan | None:
+    sources = tuple(
+        Source(rank=rank, tier=DISK, digest=item.digests.get(rank, "")) for rank in sorted(node_of_rank)
+    )
+    if any(source in bad for source in sources):
+        return None
+    return Plan(step=item.step, memory_key=None, on_disk=item, sources=sources)
