@@ -84,7 +84,7 @@ ROWS = (
         own=("aimaster.agent", "aimaster.worker"),
         others=("torch", "numpy", "sitecustomize"),
     ),
-    Row(prefix="aimaster.integrations", own=(*LEAVES, "aimaster.core", "easyckpt")),
+    Row(prefix="aimaster.integrations", own=(*LEAVES, "aimaster.core", "aimaster.rpc.messages", "easyckpt")),
     Row(prefix="aimaster.schedulers", own=LEAVES),
     Row(
         prefix="aimaster.cli",
