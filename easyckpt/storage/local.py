@@ -215,9 +215,9 @@ class LocalStorage:
 
     def read(self, path: str, begin: int = 0, end: int | None = None) -> bytes:
         """See `Storage.read`."""
-        if end is None:
-            found = self.stat(path)
-            end = found.bytes if found is not None else begin
+        found = self.stat(path)
+        # A caller may ask for far more than there is, to see whether it is too long: never reserve that much.
+        end = min(begin if found is None else found.bytes, 1 << 62 if end is None else end)
         buffer = bytearray(max(0, end - begin))
         got = self.read_into(path, memoryview(buffer), begin)
         del buffer[got:]
