@@ -114,27 +114,31 @@ class Import:
 
     module: str
     line: int
+    at_top: bool
+    """Whether it stands outside every function, and so happens when the file is imported."""
 
 
-def imports(source: Source) -> list[Import]:
+@functools.cache
+def imports(source: Source) -> tuple[Import, ...]:
     """What a file imports, at its top and inside functions; not what only a type checker sees.
 
     `from package import name` counts as `package.name` where that is a module of ours, else as `package`.
     """
     found: list[Import] = []
-    for node in _walk_runtime(source.tree):
+    for node, at_top in _walk_runtime(source.tree):
+        modules: list[str] = []
         if isinstance(node, ast.Import):
-            found += [Import(module=alias.name, line=node.lineno) for alias in node.names]
+            modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = _absolute(source, node)
-            for alias in node.names:
-                name = f"{base}.{alias.name}"
-                found.append(Import(module=name if name in _modules() else base, line=node.lineno))
+            names = [f"{base}.{alias.name}" for alias in node.names]
+            modules = [name if name in _modules() else base for name in names]
         elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__"):
             first = node.args[0] if node.args else None
             if isinstance(first, ast.Constant) and isinstance(first.value, str):
-                found.append(Import(module=first.value, line=node.lineno))
-    return found
+                modules = [first.value]
+        found += [Import(module=module, line=node.lineno, at_top=at_top) for module in modules]
+    return tuple(found)
 
 
 def _absolute(source: Source, node: ast.ImportFrom) -> str:
@@ -149,15 +153,17 @@ def _called(node: ast.Call) -> str:
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
-def _walk_runtime(tree: ast.AST) -> Iterator[ast.AST]:
+def _walk_runtime(tree: ast.AST, at_top: bool = True) -> Iterator[tuple[ast.AST, bool]]:
+    """Every node that runs, and whether it does so when the file is imported."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             for child in node.orelse:
-                yield child
-                yield from _walk_runtime(child)
+                yield child, at_top
+                yield from _walk_runtime(child, at_top)
             continue
-        yield node
-        yield from _walk_runtime(node)
+        yield node, at_top
+        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        yield from _walk_runtime(node, at_top and not inside)
 
 
 @functools.cache

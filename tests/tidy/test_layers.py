@@ -201,14 +201,9 @@ def test_no_way_leads_to_torch(prefix: str) -> None:
         if module in reached or module not in modules:
             continue
         reached.add(module)
-        top_level = [found for found in imports(modules[module]) if at_top(modules[module], found.line)]
+        top_level = [found for found in imports(modules[module]) if found.at_top]
         assert "torch" not in {found.module.partition(".")[0] for found in top_level}, module
         todo += [found.module for found in top_level if found.module in modules]
-
-
-def at_top(source: Source, line: int) -> bool:
-    """Whether the line is outside every function."""
-    return not any(node.lineno <= line <= (node.end_lineno or line) for node in source.functions())
 
 
 def test_rows_are_all_needed() -> None:
