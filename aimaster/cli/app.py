@@ -1,0 +1,102 @@
+"""The typer commands of `aimaster`. Each imports what it needs only when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Fault tolerance for distributed PyTorch training.",
+    epilog="Exit codes: 0 done, 2 usage, 3 this machine or its set-up, 70 a bug. `aimaster run --help` has more.",
+)
+
+RunDir = Annotated[
+    Optional[Path],  # noqa: UP045  # typer reads the annotation when it runs, also on Python 3.10
+    typer.Option(metavar="DIR", help="Run directory of a node, of a job, or of all jobs."),
+]
+Secret = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(metavar="FILE", help="The job's secret; AIMASTER_JOB_SECRET holds it instead if set."),
+]
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Say the version and end.", is_eager=True)
+    ] = False,
+) -> None:
+    if version:
+        from aimaster.rpc.version import software
+
+        typer.echo(software())
+        raise typer.Exit
+
+
+@app.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+def run(words: Annotated[list[str], typer.Argument(metavar="[FLAGS] SCRIPT|-- COMMAND ...")]) -> None:
+    """Run this node's part of a job: torchrun's flags, and its own (`aimaster run --help`)."""
+    from aimaster.cli.run import run as run_words
+
+    raise typer.Exit(run_words(words))
+
+
+@app.command()
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="JSON with a schema number.")] = False,
+    run_dir: RunDir = None,
+    endpoint: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="HOST:PORT", help="Ask this master; needs --job-id where a secret is used."),
+    ] = None,
+    job_id: Annotated[Optional[str], typer.Option(metavar="ID", help="Which job, if several run.")] = None,  # noqa: UP045
+    secret_file: Secret = None,
+) -> None:
+    """Show a job: nodes, ranks, steps, processes, incidents, budgets.
+
+    Asks the job's master. If that does not answer, shows what the agents of this machine have written down,
+    and says so.
+    """
+    from aimaster.cli.status import Wanted, show
+
+    wanted = Wanted(run_dir=run_dir, endpoint=endpoint, job_id=job_id, secret_file=secret_file)
+    typer.echo(show(wanted, as_json=as_json), nl=False)
+
+
+@app.command()
+def master(
+    job_id: Annotated[str, typer.Option(metavar="ID", help="The job, as in `aimaster run --rdzv-id ID`.")],
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where agents connect.")
+    ] = "127.0.0.1:29400",
+    state_dir: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="DIR", help="Folder of the journal, on a local disk."),
+    ] = None,
+    secret_file: Secret = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Plain connections on a network, without a secret.")
+    ] = False,
+    heartbeat_interval: Annotated[float, typer.Option(metavar="SECONDS")] = 1.0,
+) -> None:
+    """Lead a job from this machine; agents come with `aimaster run --rdzv-endpoint HOST:PORT`."""
+    from aimaster.cli.master import Alone, lead_alone
+
+    lead_alone(
+        Alone(
+            job_id=job_id,
+            listen=listen,
+            state_dir=state_dir,
+            secret_file=secret_file,
+            insecure=insecure,
+            heartbeat_interval_s=heartbeat_interval,
+        )
+    )
