@@ -143,17 +143,17 @@ class MasterHost:
             await asyncio.sleep(RESTART_DELAY_S)
             born = self._clock.monotonic()
             try:
-                await self._launch()
+                await self._launch(revived=True)
             except (SetupError, OwnBug) as error:
                 # The port may need longer to come free; each try counts as a quick death.
                 say(f"master did not start again: {error}")
 
-    async def _launch(self) -> str:
+    async def _launch(self, *, revived: bool = False) -> str:
         reader, writer = os.pipe()
         log_fd = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self._process = await asyncio.create_subprocess_exec(
-                *self._argv(writer),
+                *self._argv(writer, revived=revived),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=log_fd,
@@ -177,7 +177,7 @@ class MasterHost:
             raise _start_error(word, self._listen)
         return str(word["endpoint"])
 
-    def _argv(self, ready_fd: int) -> list[str]:
+    def _argv(self, ready_fd: int, *, revived: bool) -> list[str]:
         plan = self._plan
         argv = [sys.executable, "-m", "aimaster.master"]
         argv += ["--job-id", plan.job, "--node-id", plan.node, "--listen", self._listen]
@@ -190,6 +190,11 @@ class MasterHost:
         argv += ["--join-timeout", f"{plan.rendezvous.join_timeout_s:g}"]
         if plan.secret_file is not None:
             argv += ["--secret-file", str(plan.secret_file)]
+        else:
+            argv.append("--insecure")
+        if revived:
+            # A journal whose job is over is then served to its end: agents may wait to hear that it is.
+            argv.append("--revive")
         return argv
 
 

@@ -15,7 +15,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Fault tolerance for distributed PyTorch training.",
-    epilog="Exit codes: 0 done, 2 usage, 3 this machine or its set-up, 70 a bug. `aimaster run --help` has more.",
+    epilog="Exit codes: 0 done, 2 usage, 3 this machine or its set-up, 70 a bug; see `aimaster run --help`.",
 )
 
 RunDir = Annotated[
@@ -28,20 +28,28 @@ Secret = Annotated[
 ]
 
 
-@app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Say the version and end.", is_eager=True)
-    ] = False,
-) -> None:
-    if version:
+def _say_version(wanted: bool) -> None:
+    if wanted:
         from aimaster.rpc.version import software
 
         typer.echo(software())
         raise typer.Exit
 
 
-@app.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Say the version and end.", callback=_say_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of every command; there is none but the version."""
+
+
+@app.command(
+    short_help="Run this node's part of a job.",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True},
+)
 def run(words: Annotated[list[str], typer.Argument(metavar="[FLAGS] SCRIPT|-- COMMAND ...")]) -> None:
     """Run this node's part of a job: torchrun's flags, and its own (`aimaster run --help`)."""
     from aimaster.cli.run import run as run_words
@@ -49,7 +57,7 @@ def run(words: Annotated[list[str], typer.Argument(metavar="[FLAGS] SCRIPT|-- CO
     raise typer.Exit(run_words(words))
 
 
-@app.command()
+@app.command(short_help="Show a job: nodes, ranks, steps, processes.")
 def status(
     as_json: Annotated[bool, typer.Option("--json", help="JSON with a schema number.")] = False,
     run_dir: RunDir = None,
@@ -71,7 +79,7 @@ def status(
     typer.echo(show(wanted, as_json=as_json), nl=False)
 
 
-@app.command()
+@app.command(short_help="Lead a job from this machine, without workers.")
 def master(
     job_id: Annotated[str, typer.Option(metavar="ID", help="The job, as in `aimaster run --rdzv-id ID`.")],
     listen: Annotated[

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
 import traceback
 from pathlib import Path
 
+from aimaster.agent.rundir import default_state_dir
+from aimaster.ids import JobId
 from aimaster.rpc.version import software
 
 __all__ = ["report"]
@@ -18,7 +19,7 @@ FOLDER = "aimaster-crashes"
 
 
 def report(error: BaseException, *, debug: bool) -> None:
-    """Write the traceback to a file and say where, or to stderr if asked or if there is no place for a file."""
+    """Write the traceback to a file and say where; to stderr if asked, or if no file can be written."""
     text = "".join(traceback.format_exception(error))
     path = None if debug else _write(text)
     if path is None:
@@ -29,11 +30,7 @@ def report(error: BaseException, *, debug: bool) -> None:
 
 
 def _write(text: str) -> Path | None:
-    home = os.environ.get("XDG_STATE_HOME")
-    parent = (
-        Path(home) if home else Path(os.environ.get("HOME") or tempfile.gettempdir()) / ".local" / "state"
-    )
-    folder = parent / FOLDER
+    folder = default_state_dir(os.environ, JobId("any")).parent.with_name(FOLDER)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for old in sorted(folder.glob("*.txt"))[: -REPORTS_KEPT_MAX + 1]:

@@ -1,8 +1,8 @@
 """`aimaster status`: one picture of a job, as text or as JSON, both made of the same object.
 
 JSON has ``"schema": 1``. Fields may be added; none changes its meaning or goes away under that number.
-``source`` says who is speaking: ``master``, or ``run_dir`` when no master answered and the picture is only what
-the agents of this machine have written down.
+``source`` says who is speaking: ``master``, or ``run_dir`` when no master answered and the picture is only
+what the agents of this machine have written down.
 """
 
 from __future__ import annotations

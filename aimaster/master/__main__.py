@@ -81,9 +81,10 @@ def _tell(fd: int | None, line: dict[str, object]) -> None:
 
 def _options(arguments: argparse.Namespace) -> MasterOptions:
     job = JobId(arguments.job_id)
+    secret: Secret | None = None
     if arguments.secret_fd is not None:
-        secret: Secret | None = read_secret_fd(arguments.secret_fd)
-    else:
+        secret = read_secret_fd(arguments.secret_fd)
+    elif not arguments.insecure:
         secret = load_secret(secret_file=arguments.secret_file, environ=os.environ)
     credentials = Credentials.insecure() if secret is None else Credentials.from_secret(secret, job=job)
     endpoint = Endpoint.parse(arguments.listen)
@@ -117,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ready-fd", type=int)
     parser.add_argument("--secret-file", type=Path)
     parser.add_argument("--secret-fd", type=int)
+    parser.add_argument("--insecure", action="store_true", help="plain connections, whatever else is set")
     parser.add_argument("--revive", action="store_true", help="go on with a job that is over, to its end")
     parser.add_argument("--heartbeat-interval", type=float, default=times.heartbeat_interval_s)
     parser.add_argument("--suspect-after", type=float, default=times.suspect_s)
