@@ -31,20 +31,3 @@ class SystemClock:
     def wall(self) -> float:
         """Seconds since the epoch."""
         return time.time()
-
-
-class JobClock:
-    """Seconds of the job's own clock: it starts at 0 and goes on, by wall time, while no master lives.
-
-    The core and the journal are given these. Within one life of a master it follows the monotonic clock, so
-    that a set wall clock moves nothing.
-    """
-
-    def __init__(self, clock: Clock, *, at_s: float = 0.0) -> None:
-        self._clock = clock
-        self._at_s = at_s
-        self._since = clock.monotonic()
-
-    def now(self) -> float:
-        """Seconds since the job was declared."""
-        return self._at_s + (self._clock.monotonic() - self._since)

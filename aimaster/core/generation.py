@@ -81,6 +81,7 @@ def start(turn: Turn) -> None:
     """All members are prepared: tell them to start their workers."""
     job = turn.job
     turn.move_job(JobTrigger.PREPARED)
+    job.progress_expected = job.restored or _newest_committed(turn) is not None
     members = turn.members()
     lead = members[0]
     for node in members:
@@ -116,7 +117,7 @@ def start_command(turn: Turn, node: NodeRecord, lead: NodeRecord, *, again: bool
         master_addr=lead.address,
         master_port=lead.port,
         saver_lead=lead.saver_address,
-        progress_expected=job.restored or job.memory_step is not None or job.durable_step is not None,
+        progress_expected=job.progress_expected,
     )
 
 

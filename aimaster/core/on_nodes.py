@@ -42,7 +42,6 @@ from aimaster.core.transitions import (
 from aimaster.core.turn import Turn
 from aimaster.ids import Generation
 
-
 _HAS_SAID_PREPARED = frozenset(
     {NodeState.PREPARED, NodeState.STARTING, NodeState.RUNNING, NodeState.FINISHED}
 )

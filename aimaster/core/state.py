@@ -11,6 +11,7 @@ event about one node costs one node's worth of work even where there are ten tho
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -163,6 +164,8 @@ class JobRecord:
     memory_step: int | None = None
     durable_step: int | None = None
     restored: bool = False
+    progress_expected: bool = False
+    """What the members of this generation were told: whether an earlier attempt had something to restore."""
     first_step_at_s: float | None = None
     attempt_step: int | None = None
     """Newest step seen in this attempt."""
@@ -173,22 +176,17 @@ class JobRecord:
     def canonical(self) -> str:
         """All of it in one line, equal for equal records on every machine and Python."""
         timers = sorted((kind.value, t.generation, t.deadline_s) for kind, t in self.timers.items())
-        return repr(
-            (
-                *(
-                    _declared_line(self.declared),
-                    self.phase.value,
-                    self.generation,
-                    self.starts,
-                    self.members,
-                ),
-                *(sorted(self.seats.items()), self.world_size, sorted(self.awaited), self.unfinished, timers),
-                *(self.arrivals, self.history.canonical()),
-                *(self.uncharged.canonical() if self.uncharged else None, sorted(self.blamed)),
-                *(self.memory_step, self.durable_step, self.restored, self.first_step_at_s),
-                *(self.attempt_step, self.exit_code, self.end_reason.value if self.end_reason else None),
-            )
+        uncharged = self.uncharged.canonical() if self.uncharged else None
+        reason = self.end_reason.value if self.end_reason else None
+        rows: tuple[tuple[object, ...], ...] = (
+            (_declared_line(self.declared), self.phase.value, self.generation, self.seen_generation),
+            (self.starts, self.members, sorted(self.seats.items()), self.world_size),
+            (sorted(self.awaited), self.unfinished, timers, self.arrivals),
+            (self.history.canonical(), uncharged, sorted(self.blamed)),
+            (self.memory_step, self.durable_step, self.restored, self.progress_expected),
+            (self.first_step_at_s, self.attempt_step, self.exit_code, reason),
         )
+        return repr(rows)
 
 
 def _declared_line(declared: JobDeclared | None) -> tuple[object, ...] | None:
@@ -197,17 +195,12 @@ def _declared_line(declared: JobDeclared | None) -> tuple[object, ...] | None:
     return (declared.job, declared.min_nodes, declared.max_nodes, declared.max_restarts)
 
 
-_MODULUS = 2**128 - 159
-"""A prime. Not 2**k - 1, for which all powers of 256 would fall on few values."""
+_MODULUS = 2**128
 
 
 def fingerprint(text: str) -> int:
-    """A number below 2**128 that tells texts apart; the same on every machine, unlike `hash`.
-
-    The text is read as one large number and reduced. The cube breaks the linearity of that, so that two
-    records that swap a field do not cancel out in a sum. Made to notice accidents, not attacks.
-    """
-    return pow(int.from_bytes(b"\x01" + text.encode(), "big"), 3, _MODULUS)
+    """A number below 2**128 that tells texts apart; the same on every machine, unlike `hash`."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "big")
 
 
 class State:

@@ -110,8 +110,7 @@ class Checkers:
         """Nothing is commanded without a reason."""
         if decision.commands and decision.reason in (Reason.NOTHING_TO_DO, Reason.STALE):
             raise self._violation(f"commands without a reason: {decision}")
-        quiet = decision.reason is Reason.NOTHING_TO_DO and not isinstance(event, WorkerExited)
-        if quiet and machine.digest() != self._digest_before:
+        if decision.reason is Reason.NOTHING_TO_DO and machine.digest() != self._digest_before:
             raise self._violation("nothing to do, but the state is another one")
 
     def _commands_fit(self, event: Event, decision: Decision, machine: Machine) -> None:

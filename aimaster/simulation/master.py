@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from aimaster.clock import JobClock
 from aimaster.core.commands import (
     CancelTimer,
     Command,
@@ -73,8 +72,11 @@ class SimMaster:
         self._config = config
         self._witness = witness
         self._detector = Detector(config)
-        self._clock = JobClock(timeline)
+        self._ahead_s = 0.0
+        """How far the job's clock is ahead of the timeline."""
+        self._connections: dict[NodeId, SimNode] = {}
         self._sessions: dict[NodeId, SimNode] = {}
+        """Connections whose node has been heard to join."""
         self._taken: dict[Incarnation, int] = {}
         self._timers: dict[TimerKind, Due] = {}
         self._busy_until_s = 0.0
@@ -96,10 +98,10 @@ class SimMaster:
             wall_s=self._timeline.wall(),
         )
         self.machine = recovered.machine
-        self._clock = JobClock(self._timeline, at_s=recovered.at_s)
+        self._ahead_s = recovered.at_s - self._timeline.now_s
         self._detector = Detector(self._config)
         self._sessions, self._taken, self._timers = {}, {}, {}
-        now = self._clock.now()
+        now = self._now()
         for node in self.machine.view(now).nodes:
             if not node.gone:
                 self._detector.watch(node.node, node.incarnation, now)
@@ -108,6 +110,10 @@ class SimMaster:
         self._carry_out(self.machine.outstanding(now))
         self._plan_scan(self.lives)
 
+    def _now(self) -> float:
+        """The job's clock."""
+        return self._timeline.now_s + self._ahead_s
+
     def crash(self) -> None:
         """SIGKILL. Agents notice that the connection is gone."""
         if not self.up:
@@ -115,8 +121,9 @@ class SimMaster:
         self.up = False
         for due in self._timers.values():
             due.cancel()
-        sessions, self._sessions = self._sessions, {}
-        for node in sessions.values():
+        self._sessions = {}
+        connections, self._connections = self._connections, {}
+        for node in connections.values():
             node.link.cut()
             self._timeline.after(0.01, node.lose_connection)
 
@@ -133,6 +140,7 @@ class SimMaster:
     def hear(self, node: SimNode, event: NodeEvent, *, seq: int) -> None:
         """A node sends a fact, or that it joins (number 0)."""
         life = node.incarnation
+        self._connections[node.id] = node
         node.link.send("up", lambda: self._when_free(lambda: self._receive(node, life, event, seq)))
 
     def hear_beat(self, node: SimNode, life: Incarnation) -> None:
@@ -167,7 +175,7 @@ class SimMaster:
         if decision.reason is Reason.STALE:
             return
         if isinstance(event, NodeJoined):
-            self._detector.watch(event.node, event.incarnation, self._clock.now())
+            self._detector.watch(event.node, event.incarnation, self._now())
         elif isinstance(event, NodeLeft):
             self._detector.forget(event.node)
 
@@ -175,7 +183,7 @@ class SimMaster:
         if not self._detector.watches(node.id, life):
             self.cut(node)  # it was given up and does not know it
             return
-        recovered = self._detector.heartbeat(node.id, life, self._clock.now())
+        recovered = self._detector.heartbeat(node.id, life, self._now())
         if recovered is not None:
             self._step(recovered)
 
@@ -189,7 +197,7 @@ class SimMaster:
                 self._timeline.at(self._busy_until_s, scan)
                 return
             late_s = self._timeline.now_s - planned_s
-            for event in self._detector.scan(self._clock.now(), late_s=late_s):
+            for event in self._detector.scan(self._now(), late_s=late_s):
                 if isinstance(event, NodeDied):
                     self._sessions.pop(event.node, None)
                 self._step(event)
@@ -201,7 +209,7 @@ class SimMaster:
         """Step, journal, carry out; None if it died before it could carry out."""
         if not self.up:
             return None
-        at_s = self._clock.now()
+        at_s = self._now()
         self._witness.before(event, self.machine)
         decision = self.machine.step(event, at_s)
         record = Record(
