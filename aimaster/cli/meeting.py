@@ -53,6 +53,10 @@ def resolve_rendezvous(values: Values, nodes: NodesConfig) -> RendezvousConfig:
     if standalone and nodes.max > 1:
         raise UsageError("--standalone is for one node", where=f"--nnodes {values.text('nnodes')}")
     host, port = (None, None) if standalone else _endpoint(values, nodes)
+    if nodes.max > 1 and port == 0:
+        raise UsageError(
+            "several nodes need an endpoint with a port", where="port 0 is a different one on each start"
+        )
     given_id = "" if standalone else values.text("rdzv_id")
     if standalone and any(dest in values.given for dest in ("rdzv_id", "rdzv_endpoint")):
         values.notices.append("--standalone: --rdzv-id and --rdzv-endpoint are ignored, as in torchrun")

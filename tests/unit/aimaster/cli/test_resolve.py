@@ -142,6 +142,9 @@ class TestMeeting:
     def test_bad_endpoint(self, text: str) -> None:
         assert refused("--rdzv-endpoint", text, "t.py").exit_code is ExitCode.USAGE
 
+    def test_several_nodes_need_a_port_that_all_can_know(self) -> None:
+        assert "port" in str(refused("--nnodes", "2", "--rdzv-endpoint", "localhost:0", "t.py"))
+
     def test_static_rendezvous(self) -> None:
         words = ("--nnodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.1", "--insecure", "t.py")
         config = resolved(*words)
