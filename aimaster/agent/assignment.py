@@ -207,6 +207,11 @@ def argv(program: ProgramConfig, python: str, *, local_rank: int, assignment: As
     return lead + args
 
 
+def words_before_argv(program: ProgramConfig) -> int:
+    """How many words of `argv` come before ``sys.argv[1]`` of a program that our Python runs."""
+    return 3 if program.kind is ProgramKind.SCRIPT else 4
+
+
 def script_dir(program: ProgramConfig) -> str | None:
     """What Python will put first into ``sys.path``; None where it puts nothing there."""
     if os.environ.get("PYTHONSAFEPATH"):

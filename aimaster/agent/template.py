@@ -20,8 +20,9 @@ workers cold.
   the agent starts a template without them.
 
 Known differences to a fresh process: all workers of one template share the seed of ``hash(str)``,
-``/proc/PID/environ`` shows the template's environment, and objects of the imported modules are exempt from
-cyclic garbage collection (`gc.freeze`), which keeps their memory shared.
+``/proc/PID/environ`` shows the template's environment, objects of the imported modules are exempt from
+cyclic garbage collection (`gc.freeze`), which keeps their memory shared, and what those modules change in the
+process (warning filters, variables, loggers) is there from the start and not from their import on.
 """
 
 from __future__ import annotations
@@ -71,12 +72,16 @@ def main() -> bool:
     prctl.set_name("aimaster-templ")
     customised = _load_real_sitecustomize()
     started = set(sys.modules)
+    before = dict(os.environ)
     answer = _import_ahead(config, control)
     if "unfit" not in answer:
         answer.update(_prove())
     send(control, answer)
     if "unfit" in answer or "tainted" in answer:
         os._exit(0)
+    # What the imports have set, a worker would have set by importing.
+    imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    imported.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
     gc.collect()
     gc.freeze()
     while True:
@@ -85,7 +90,9 @@ def main() -> bool:
         except EOFError:
             os._exit(0)
         if _serve(order, fds, control=control, started=started):
+            os.environ.update(imported)
             prctl.set_name(own_name)
+            _hook_in()
             return customised
 
 
@@ -325,6 +332,10 @@ def _become_worker(order: dict[str, Any], index: int, *, fds: list[int], ready: 
     if len(worker["args"]) and hasattr(sys, "orig_argv"):
         sys.orig_argv[-len(worker["args"]) :] = worker["args"]
     _reseed()
+
+
+def _hook_in() -> None:
+    """Forget the agent's modules, and let the hook in as ``import torch`` would have."""
     from aimaster.worker import hook
 
     for name in [name for name in sys.modules if name.startswith("aimaster.agent")]:
@@ -335,13 +346,16 @@ def _become_worker(order: dict[str, Any], index: int, *, fds: list[int], ready: 
 
 
 def _reseed() -> None:
-    """Draw anew what a fresh process draws at start. (`random` does so itself after every fork.)"""
+    """Draw and read anew what a fresh process draws and reads at start. (`random` does so itself after every fork.)"""
     sys.modules["torch"].default_generator.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     process = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.current_process().authkey = os.urandom(32)
+    threading: Any = sys.modules.get("threading")
+    if threading is not None and hasattr(threading.current_thread(), "_set_native_id"):
+        threading.current_thread()._set_native_id()  # Python 3.11 leaves the parent's there
     logging: Any = sys.modules.get("logging")
     if logging is not None and hasattr(logging, "_startTime"):
         logging._startTime = time.time_ns() if isinstance(logging._startTime, int) else time.time()

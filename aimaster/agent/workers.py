@@ -239,7 +239,7 @@ class Workers:
         ]
         try:
             template = await self._warmth.template()
-            lead = len(lines[0]) - len(self._program.args)
+            lead = words.words_before_argv(self._program)
             orders = [
                 ForkOrder(env=env, args=tuple(line[lead:]), fds=(io.fds[0], io.fds[1], io.fds[2]))
                 for env, line, io in zip(envs, lines, streams, strict=True)
