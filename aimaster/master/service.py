@@ -48,6 +48,7 @@ from aimaster.rpc.server import AgentServer
 from aimaster.rpc.status import JobStatus
 from aimaster.rpc.transport import Bound
 from aimaster.rpc.version import software
+from aimaster.rpc.waiting import within
 
 TICK_S = 0.5
 """How often the failure detector looks; also how finely lateness is measured."""
@@ -316,7 +317,7 @@ class MasterService:
             self._changed.clear()
             wait_s = max(0.0, deadline - loop.time())
             try:
-                await asyncio.wait_for(self._changed.wait(), wait_s)
+                await within(wait_s, self._changed.wait())
             except asyncio.TimeoutError:
                 break
         log.warning("%d agents have not hung up; ending without them", self._server.session_count)

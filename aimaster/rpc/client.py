@@ -46,6 +46,7 @@ from aimaster.rpc.refusals import permanent_error, refusal_error
 from aimaster.rpc.retry import Backoff
 from aimaster.rpc.security import Credentials
 from aimaster.rpc.transport import END_OF_STREAM, Call, Endpoint, Trouble, diagnose, open_channel
+from aimaster.rpc.waiting import within
 
 WELCOME_TIMEOUT_S = 30.0
 """Longest wait for the answer to Hello. A master may first have to find out which of two agents is alive."""
@@ -170,7 +171,7 @@ class MasterLink:
                 await self._after_session(str(ended))
             if not self._closing.is_set():
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._closing.wait(), backoff.next_s())
+                    await within(backoff.next_s(), self._closing.wait())
         self._ask.on_state(LinkState.CLOSED)
 
     def report(self, event: NodeEvent) -> None:
@@ -191,7 +192,7 @@ class MasterLink:
         """Wait until every fact is journalled; whether that was so in time."""
         self._wake.set()
         try:
-            await asyncio.wait_for(self._drained.wait(), timeout_s)
+            await within(timeout_s, self._drained.wait())
         except asyncio.TimeoutError:
             return False
         return True
@@ -222,7 +223,7 @@ class MasterLink:
     async def _open(self, call: Call) -> None:
         """Say hello and be welcome."""
         hello = self._ask.hello()
-        await asyncio.wait_for(self._write(call, hello), WELCOME_TIMEOUT_S)
+        await within(WELCOME_TIMEOUT_S, self._write(call, hello))
         header, body = await self._read(call, WELCOME_TIMEOUT_S)
         self._obey_header(header)
         if isinstance(body, Refused):
@@ -276,14 +277,18 @@ class MasterLink:
         interval_s = self._welcome.heartbeat_interval_s
         # The first beat falls anywhere in the interval: agents that came together do not beat together.
         next_beat = self._clock.monotonic() + self._rng.uniform(0, interval_s)
+        loop = asyncio.get_running_loop()
         while True:
             for fact in self._pending.take_unsent():
                 await self._write(call, fact)
             if self._clock.monotonic() >= next_beat:
                 await self._write(call, self._beat())
                 next_beat = max(next_beat + interval_s, self._clock.monotonic())
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), max(0.0, next_beat - self._clock.monotonic()))
+            alarm = loop.call_later(max(0.0, next_beat - self._clock.monotonic()), self._wake.set)
+            try:
+                await self._wake.wait()
+            finally:
+                alarm.cancel()
             self._wake.clear()
 
     async def _write(self, call: Call, body: AgentBody) -> None:
@@ -293,7 +298,7 @@ class MasterLink:
             raise await _how_it_ended(call) from error
 
     async def _read(self, call: Call, timeout_s: float) -> tuple[Header, MasterBody]:
-        data = await asyncio.wait_for(call.read(), timeout_s)
+        data = await within(timeout_s, call.read())
         if data is END_OF_STREAM:
             raise await _how_it_ended(call)
         return decode_from_master(data)

@@ -40,6 +40,7 @@ from aimaster.rpc.messages import (
 )
 from aimaster.rpc.status import JobStatus, decode_status_request, encode_status
 from aimaster.rpc.transport import END_OF_STREAM, Bound, Call
+from aimaster.rpc.waiting import within
 
 HELLO_TIMEOUT_S = 10.0
 """A stream on which nobody says hello is closed after so long."""
@@ -253,7 +254,7 @@ class AgentServer:
 
     async def _welcome(self, context: Call) -> Session | None:
         """Read Hello and answer it; None if the agent was refused."""
-        data = await asyncio.wait_for(context.read(), HELLO_TIMEOUT_S)
+        data = await within(HELLO_TIMEOUT_S, context.read())
         if data is END_OF_STREAM:
             return None
         header, hello = decode_from_agent(data)

@@ -29,6 +29,7 @@ import grpc.aio
 from aimaster.errors import PortInUse, SetupError, UsageError
 from aimaster.rpc import limits
 from aimaster.rpc.security import SERVER_NAME, Credentials
+from aimaster.rpc.waiting import within
 
 Call = Any
 """One stream, as gRPC gives it; its type parameters say nothing here, since messages travel as bytes."""
@@ -253,7 +254,7 @@ async def _connect(endpoint: Endpoint, context: ssl.SSLContext | None) -> None:
     opening = asyncio.open_connection(
         endpoint.host, endpoint.port, ssl=context, server_hostname=SERVER_NAME if context else None
     )
-    _, writer = await asyncio.wait_for(opening, CONNECT_TIMEOUT_S)
+    _, writer = await within(CONNECT_TIMEOUT_S, opening)
     writer.close()
     with contextlib.suppress(OSError, asyncio.TimeoutError):
-        await asyncio.wait_for(writer.wait_closed(), CONNECT_TIMEOUT_S)
+        await within(CONNECT_TIMEOUT_S, writer.wait_closed())

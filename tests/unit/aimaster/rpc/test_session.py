@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from recording_master import PATIENCE_S, Agent, RecordingMaster, hello, serving, until
 
 from aimaster.core.commands import EndNode, Prepare, Reason
 from aimaster.core.events import NodeSuspected, StepCommitted, WorkersStarted
@@ -20,6 +15,14 @@ from aimaster.ids import Generation, Incarnation, JobId, NodeId
 from aimaster.rpc.client import LinkState
 from aimaster.rpc.gen import contract
 from aimaster.rpc.messages import ProcessInfo, Role
+from tests.unit.aimaster.rpc.recording_master import (
+    PATIENCE_S,
+    Agent,
+    RecordingMaster,
+    hello,
+    serving,
+    until,
+)
 
 
 def started(generation: int, *, node: str = "n1", incarnation: str = "i1") -> WorkersStarted:
