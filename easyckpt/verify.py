@@ -158,7 +158,7 @@ def _within(chunks: list[_Chunk], byte_budget: int | None) -> Iterator[_Chunk]:
     if byte_budget is None or total <= byte_budget or not chunks:
         yield from chunks
         return
-    count = max(1, min(len(chunks), byte_budget * len(chunks) // total))
+    count = min(len(chunks), max(1, byte_budget * len(chunks) // total)) if byte_budget > 0 else 0
     for number in range(count):
         # Evenly spread, the last chunk always among them: a write that was cut off shows at the end.
         yield chunks[(number + 1) * len(chunks) // count - 1]

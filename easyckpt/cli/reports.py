@@ -193,7 +193,8 @@ def _tensor(name: str, chunks: list[Chunk]) -> Report:
 def verify(
     root: str, *, step: int | None, every: bool, quick: bool, on_bytes: OnBytes | None = None
 ) -> Report:
-    """``verdicts``: each with step, generation, verdict (``good``, ``damaged``, ``unknown``), bytes_proved,
+    """``verdicts``: each with step, generation, verdict (``good``, ``index_good`` where not every byte
+    was read, ``damaged``, ``unknown``), bytes_proved,
     bytes_total, findings (kind, where, detail, ranks). Damaged is exit code 4, unknown 3."""
     storage, found = _open(root)
     chosen = list(found.visible) if every else [_choose(storage, found, step)]
@@ -209,7 +210,7 @@ def verify(
 
 def _verdict_word(verdict: StepVerdict) -> str:
     if verdict.is_good:
-        return "good"
+        return "good" if verdict.is_whole else "index_good"
     return "unknown" if verdict.is_unknown else "damaged"
 
 
