@@ -236,7 +236,7 @@ def _interrupt(signum: int, frame: types.FrameType | None) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     args = _parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, _interrupt)
     commands = {"run": _run, "list": _list, "explain": _explain}
     try:
         return commands[args.command](args)
@@ -255,3 +255,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         traceback.print_exc()
         print(f"sanitycheck: our own error, please report it: {error!r}", file=sys.stderr)
         return EXIT_OWN_BUG
+    finally:
+        signal.signal(signal.SIGTERM, before)
