@@ -5,19 +5,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from dataclasses import dataclass
 
 import grpc
 
-from aimaster.errors import BadMessage, JobMismatch, MasterUnreachable
+from aimaster.errors import AimasterError, BadMessage, JobMismatch, MasterUnreachable
 from aimaster.ids import Generation, JobId, NodeId
 from aimaster.rpc import limits
 from aimaster.rpc.gen import contract
 from aimaster.rpc.limits import clip
 from aimaster.rpc.messages import ProcessInfo, RankProgress
+from aimaster.rpc.refusals import permanent_error
 from aimaster.rpc.security import Credentials
-from aimaster.rpc.transport import Endpoint, open_blocking_channel
+from aimaster.rpc.transport import Endpoint, Trouble, diagnose, open_blocking_channel
 from aimaster.rpc.wire import (
     Wire,
     checked,
@@ -192,6 +194,7 @@ def fetch_status(
 
     Raises:
         MasterUnreachable: if no master answers there in time.
+        SecretDiffers, CredentialsMissing: if it does not believe us.
         JobMismatch: if it leads another job.
         BadMessage: if what answers is not a master of ours.
     """
@@ -206,9 +209,21 @@ def fetch_status(
                 raise JobMismatch(details, where=where) from error
             if code is grpc.StatusCode.UNIMPLEMENTED:
                 raise BadMessage("what answers is not a master", where=where) from error
-            raise MasterUnreachable(
-                f"no answer ({code.name.lower().replace('_', ' ')})", where=where, facts={"details": details}
-            ) from error
+            raise _no_answer(endpoint, credentials, details or code.name) from error
+
+
+def _no_answer(endpoint: Endpoint, credentials: Credentials, details: str) -> AimasterError:
+    """Why a master does not answer: found out by another connection, since gRPC only says that it did not."""
+    found = asyncio.run(diagnose(endpoint, credentials))
+    permanent = permanent_error(found, endpoint)
+    if permanent is not None:
+        return permanent
+    sentence = details if found.trouble is Trouble.NONE else found.sentence
+    return MasterUnreachable(
+        f"the master does not answer: {sentence}",
+        where=str(endpoint),
+        next_step="check that the job runs and that this machine reaches its master's host and port",
+    )
 
 
 def _node_to_wire(node: NodeStatus) -> Wire:
