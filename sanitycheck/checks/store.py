@@ -24,7 +24,7 @@ _PROBLEMS = {
     "not_listed": Reason.STORE_NOT_LISTED,
 }
 
-SPEED_BYTES_MIN = 16 * MIB
+SPEED_BYTES_MIN = 4 * MIB
 """A smaller payload measures the latency, not the rate."""
 
 

@@ -1,0 +1,127 @@
+"""Computing checks for real: right here, and wrong when what ranks exchange is corrupted on the way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sanitycheck
+from sanitycheck.options import Options
+from sanitycheck.reasons import Reason
+from sanitycheck.result import Report, Verdict
+
+pytestmark = pytest.mark.slow
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+CORRUPTER = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <sys/types.h>
+/* Flips one bit in the middle of every large buffer that is sent, as a bad cable or NIC would. */
+static char *spoilt(const void *data, size_t size) {
+    char *copy = malloc(size);
+    memcpy(copy, data, size);
+    copy[size / 2] ^= 0x10;
+    return copy;
+}
+static ssize_t send_spoilt(int fd, const struct iovec *given, int count) {
+    static ssize_t (*real)(int, const struct iovec *, int);
+    if (!real) real = dlsym(RTLD_NEXT, "writev");
+    struct iovec parts[8];
+    char *copies[8] = {0};
+    if (count > 8) return real(fd, given, count);
+    for (int i = 0; i < count; i++) {
+        parts[i] = given[i];
+        if (parts[i].iov_len < 4096) continue;
+        parts[i].iov_base = copies[i] = spoilt(parts[i].iov_base, parts[i].iov_len);
+    }
+    ssize_t sent = real(fd, parts, count);
+    for (int i = 0; i < count; i++) free(copies[i]);
+    return sent;
+}
+ssize_t writev(int fd, const struct iovec *given, int count) { return send_spoilt(fd, given, count); }
+ssize_t sendmsg(int fd, const struct msghdr *message, int flags) {
+    return send_spoilt(fd, message->msg_iov, (int)message->msg_iovlen);
+}
+"""
+
+
+def checked(*checks: str, **options: object) -> Report:
+    return sanitycheck.run(options=Options(only=checks, **options))  # type: ignore[arg-type]
+
+
+def test_this_machine_computes_and_exchanges_rightly() -> None:
+    report = checked("cpu.gemm", "num.bitwise", "coll.intra")
+    gemm, bits, collective = report.results
+    assert gemm.reason is Reason.GEMM
+    assert Reason.NO_BASELINE in {finding.reason for finding in gemm.findings}
+    assert bits.reason is Reason.BITS_EQUAL
+    assert collective.reason is Reason.COLLECTIVE
+    assert not report.blocking
+
+
+def test_corrupted_traffic_is_found_and_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    (tmp_path / "corrupt.c").write_text(CORRUPTER)
+    library = tmp_path / "corrupt.so"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", str(library), "corrupt.c", "-ldl"], cwd=tmp_path, check=True
+    )
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    (result,) = checked("coll.intra").results
+    assert (result.verdict, result.reason, result.blocking) == (Verdict.FAIL, Reason.COLLECTIVE_WRONG, True)
+    assert "values wrong on rank" in str(result.findings[0].facts["first"])
+
+
+def test_an_interface_that_does_not_exist_fails_without_blocking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nosuch0")
+    (result,) = checked("coll.intra").results
+    assert (result.verdict, result.reason, result.blocking) == (Verdict.FAIL, Reason.COLLECTIVE_BROKEN, False)
+
+
+def test_far_slower_than_its_own_record_fails_without_blocking() -> None:
+    (result,) = checked("cpu.gemm", baseline={"cpu.gemm.gflops": 1e9}).results
+    assert (result.verdict, result.reason, result.blocking) == (Verdict.FAIL, Reason.GEMM_SLOW, False)
+
+
+def test_without_torch_the_passive_checks_run_and_the_others_are_skipped(tmp_path: Path) -> None:
+    """As on a node whose Python has the runtime dependencies only: torch is taken off the search path."""
+    for entry in sys.path:
+        for item in Path(entry).iterdir() if Path(entry).is_dir() and "site-packages" in entry else ():
+            if not item.name.startswith(("torch", "functorch")):
+                (tmp_path / item.name).symlink_to(item)
+    code = (
+        "import sys; from pathlib import Path;"
+        f"sys.path[:] = [p for p in sys.path if 'site-packages' not in p] + [{str(tmp_path)!r}];"
+        "from sanitycheck.cli import main;"
+        "sys.exit(main(['run', '--only', 'sw.versions,num.bitwise,coll.intra,cpu.gemm', '--json', '-']))"
+    )
+    package = str(Path(sanitycheck.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=package,
+        env={**os.environ, "PYTHONSAFEPATH": ""},
+        timeout=120,
+    )
+    report = Report.from_json(done.stdout)
+    versions, gemm, bits, collective = report.results
+    assert versions.reason is Reason.TORCH_NOT_HERE
+    assert gemm.verdict is Verdict.PASS
+    assert str(bits.findings[0].facts["library"]).startswith("numpy")
+    assert collective.verdict is Verdict.SKIPPED
+    assert done.returncode == 0
