@@ -55,8 +55,25 @@ class MasterPlan:
 class MasterHost:
     """Keeps one master child alive. Used on the agent's event loop alone."""
 
-    def __init__(self, plan: MasterPlan, *, clock: Clock, on_lost: Callable[[MasterLost], None]) -> None:
+    def __init__(
+        self,
+        plan: MasterPlan,
+        *,
+        clock: Clock,
+        own: Callable[[int], None],
+        on_lost: Callable[[MasterLost], None],
+    ) -> None:
+        """Nothing is started.
+
+        Args:
+            plan: How to start it.
+            clock: To tell quick deaths.
+            own: Told the pid of every life, which is a helper and no leftover of a worker.
+            on_lost: Told when it is given up.
+        """
         self._plan = plan
+        self._own = own
+        self._revived = False
         self._clock = clock
         self._on_lost = on_lost
         self._process: asyncio.subprocess.Process | None = None
@@ -82,6 +99,7 @@ class MasterHost:
         """
         endpoint = await self._launch()
         self._listen = endpoint  # a port that was chosen freely is kept for its next lives
+        self._revived = True
         self._keeper = asyncio.create_task(self._keep(), name="master-keeper")
         return endpoint
 
@@ -163,6 +181,7 @@ class MasterHost:
         finally:
             os.close(writer)
             os.close(log_fd)
+        self._own(self._process.pid)
         line = await _read_line(reader)
         if not line:
             await self._terminate()
@@ -188,6 +207,8 @@ class MasterHost:
         argv += ["--orphan-timeout", f"{plan.detector.orphan_timeout_s:g}"]
         argv += ["--last-call", f"{plan.rendezvous.last_call_s:g}"]
         argv += ["--join-timeout", f"{plan.rendezvous.join_timeout_s:g}"]
+        if self._revived:
+            argv.append("--revive")
         if plan.secret_file is not None:
             argv += ["--secret-file", str(plan.secret_file)]
         else:

@@ -15,6 +15,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -33,6 +34,10 @@ SOCKET_PATH_BYTES_MAX = 107
 """`sockaddr_un.sun_path` without its final zero (unix(7))."""
 SOCKET_NAME_BYTES_MAX = 24
 LOCK_NAME = "agent.lock"
+ENDPOINT_FILE = "endpoint.json"
+"""How `aimaster status` finds the master."""
+PROCESSES_FILE = "processes.json"
+"""The node's processes, for when the master does not answer."""
 JOB_FILES = frozenset({"secret"})
 """What the agents of a job on one machine share in ``<base>/<job_id>``; the last one removes it."""
 
@@ -50,6 +55,12 @@ class RunDir:
     def socket(self, name: str) -> Path:
         """Path of the Unix socket of that name, short enough to bind."""
         return self.sockets / f"{name}.sock"
+
+    def write_json(self, name: str, content: object) -> None:
+        """Replace a small file; readers find it whole or not at all."""
+        draft = self.path / f".{name}.draft"
+        draft.write_text(json.dumps(content))
+        draft.replace(self.path / name)
 
     def release(self) -> None:
         """Give up the lock and leave the files to the next agent of this node."""

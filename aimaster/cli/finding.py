@@ -11,14 +11,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from aimaster.agent.rundir import ENDPOINT_FILE, PROCESSES_FILE
 from aimaster.errors import SetupError, UsageError
 from aimaster.ids import JobId, NodeId, is_valid_id
 from aimaster.rpc.messages import ProcessInfo, Role
 
 __all__ = ["Place", "choose_job", "find_places", "read_processes"]
 
-ENDPOINT_FILE = "endpoint.json"
-PROCESSES_FILE = "processes.json"
 FILE_BYTES_MAX = 1024 * 1024
 PLACES_MAX = 10_000
 

@@ -105,6 +105,7 @@ class Lead:
         self._fragments: dict[int, Persisted] = {}
         self._fragments_event = asyncio.Event()
         self._order: PersistStep | None = None
+        self._persisting: asyncio.Task[None] | None = None
         self._inventories: dict[int, tuple[Held, ...]] = {}
         self._inventory_number = 0
         self._inventory_event = asyncio.Event()
@@ -167,6 +168,9 @@ class Lead:
     def settle_restore(self, plan: Plan | None) -> None:
         """All ranks resume from here: older history ends, and storage learns of this life."""
         step = plan.step if plan is not None else None
+        if self._persisting is not None:
+            self._persisting.cancel()
+            self._order = None
         self._ledger.restored(step, durable=plan is not None and plan.durable, now=self._clock())
         self._life = None
         self._resumed = step
@@ -192,7 +196,8 @@ class Lead:
         elif isinstance(message, Replicated):
             self._after(self._ledger.replicated_by(message.rank, message.step, message.error))
         elif isinstance(message, Persisted):
-            if message.key.step == self._ledger.persisting:
+            order = self._order
+            if order is not None and (message.key, message.life) == (order.key, order.life):
                 self._fragments[message.node_rank] = message
                 self._fragments_event.set()
         elif isinstance(message, LoadWanted):
@@ -293,12 +298,13 @@ class Lead:
             _LOG.debug("step %d: %s %s", change.step, change.stage.value, change.reason)
             self.broadcast(StageReached(step=change.step, stage=change.stage.value, reason=change.reason))
         if self._closed or not self._ready.is_set():
+            if self._vault is None:  # no rank has opened a checkpointer: there is nothing to drain
+                self._answer_drains()
             return
         self._answer_asks()
         step = self._ledger.next_persist(self._clock())
         if step is not None:
-            self._fragments.clear()
-            self._spawn(self._persist(step), "a persist")
+            self._persisting = self._spawn(self._persist(step), "a persist")
         self._tell_health()
         self._answer_drains()
 
