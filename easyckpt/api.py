@@ -154,7 +154,8 @@ class Checkpointer:
     ) -> None:
         self._root = _absolute(root)
         self._open_options = _options(self._root, disk_interval, keep)
-        self._mooring: Mooring | None = None
+        # Only reads the environment: where an agent started us, a missing variable is seen here and not later.
+        self._mooring: Mooring | None = moor(self._root) if os.environ.get("EASYCKPT_SAVER") else None
         self._link: RankLink | None = None
         self._layout: Layout | None = None
         self._layout_wire = b""

@@ -57,6 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
         _tell(options.ready_fd, {"error": type(error).__name__, "what": error.what, "where": error.where})
         logging.getLogger("easyckpt.saver").error("%s", error)
         return error.exit_code
+    if options.then:
+        os.execv(options.then[0], options.then)
     return 0
 
 
@@ -143,6 +145,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--headroom", type=int, default=None, help="bytes that slots leave free")
     parser.add_argument("--log", default="")
     parser.add_argument("--ready-fd", type=int, default=-1)
+    parser.add_argument("--then", type=json.loads, default=(), help="JSON list: what to execute at the end")
     return parser.parse_args(arguments)
 
 

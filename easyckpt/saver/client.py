@@ -52,6 +52,8 @@ class SaverOptions:
     memory_limit: int | None = None
     headroom: int | None = None
     log_path: str = ""
+    then: tuple[str, ...] = ()
+    """A command that the saver becomes at its end, to clear away what its owner could not; empty for none."""
 
     def command(self, ready_fd: int) -> list[str]:
         """The command line."""
@@ -63,6 +65,8 @@ class SaverOptions:
             command += ["--memory-limit", str(self.memory_limit)]
         if self.headroom is not None:
             command += ["--headroom", str(self.headroom)]
+        if self.then:
+            command += ["--then", json.dumps(self.then)]
         return command
 
 

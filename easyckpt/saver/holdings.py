@@ -50,6 +50,18 @@ class Piece:
     state: PieceState = PieceState.COPYING
     digest: str = ""
     pins: int = 0
+    dropped: bool = False
+    """No longer held; its memory goes with the last pin."""
+
+    def pin(self) -> None:
+        """Keep the bytes as they are."""
+        self.pins += 1
+
+    def unpin(self) -> None:
+        """The other side of `pin`."""
+        self.pins -= 1
+        if self.dropped and not self.pins:
+            self.slot.close()
 
     @property
     def body(self) -> memoryview:
@@ -64,13 +76,13 @@ class Piece:
     @contextlib.contextmanager
     def pinned(self) -> Iterator[memoryview]:
         """The bytes, safe from being overwritten within the block."""
-        self.pins += 1
+        self.pin()
         view = self.body
         try:
             yield view
         finally:
             view.release()
-            self.pins -= 1
+            self.unpin()
 
 
 class Holdings:
@@ -148,7 +160,7 @@ class Holdings:
         return self._append(held, layout, body_bytes)
 
     def drop(self, piece: Piece) -> None:
-        """Forget a piece; its slot is reused. A pinned one is left to who pins it, and is no longer found."""
+        """Forget a piece; its slot is reused. A pinned one stays whole for who pins it, and is not found."""
         if piece in self._pieces.get(piece.rank, ()):
             self._discard(piece)
 
@@ -198,8 +210,8 @@ class Holdings:
 
     def _discard(self, piece: Piece) -> None:
         self._pieces[piece.rank].remove(piece)
-        if piece.pins:  # its user still reads: the memory goes with the last view
-            piece.slot.close()
+        if piece.pins:
+            piece.dropped = True
         else:
             self._free.setdefault(piece.rank, []).append(piece.slot)
 

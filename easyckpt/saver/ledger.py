@@ -219,10 +219,12 @@ class Ledger:
         if self._in_flight is entry:
             self._in_flight = None
         self.copy_trouble = entry.copy_error
-        if entry.copy_error or entry.stage is not Stage.MEMORY:
+        if entry.copy_error:
+            return ()
+        self.replicated = entry.step
+        if entry.stage is not Stage.MEMORY:  # durable already
             return ()
         entry.stage = Stage.REPLICATED
-        self.replicated = entry.step
         return (Change(step=entry.step, stage=Stage.REPLICATED),)
 
     def expire(self, now: float) -> tuple[Change, ...]:
@@ -249,6 +251,7 @@ class Ledger:
         self.complete = step
         self.replicated = None
         self.durable = step if durable else None
+        self.persisting = None
         self._retry_at = 0.0
         if step is not None:
             entry = self._note(step, Stage.DURABLE if durable else Stage.MEMORY, "", now)

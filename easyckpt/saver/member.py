@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from easyckpt.errors import EasyckptError, IncompleteCheckpoint, MemoryFull, Misuse
+from easyckpt.manifest import FragmentRef
 from easyckpt.saver.disk import Life, Vault, encode_ref
 from easyckpt.saver.holdings import Holdings, Piece, PieceState, SlotsBusy
 from easyckpt.saver.lead import Spawn
@@ -68,6 +69,8 @@ VERDICT_BLOCK_TIMEOUT_S = 3600.0
 
 ORDER = ("staging", "memory", "replicated", "durable")
 """Stages of a step that gets on, in order."""
+
+UNFORESEEN = "an error that nobody foresaw; see the saver's log on this node"
 
 _LOG = logging.getLogger("easyckpt.saver")
 
@@ -322,8 +325,12 @@ class Member:
         self._spawn(self._seal(piece), "sealing a slot")
 
     async def _seal(self, piece: Piece) -> None:
-        digest = await hash_piece(piece, self._executor)
-        if self._holdings.find(piece.rank, piece.key) is not piece:
+        try:
+            digest = await hash_piece(piece, self._executor)
+        except BaseException:
+            self.stage_failed(piece.rank, piece.key.step, "it could not be hashed; see the saver's log")
+            raise
+        if piece.dropped or self._holdings.find(piece.rank, piece.key) is not piece:
             return
         piece.digest = digest
         piece.state = PieceState.SEALED
@@ -336,7 +343,7 @@ class Member:
             return
         await self.ready.wait()
         neighbour = self._addresses[(self.begin.node_rank + 1) % self.begin.nodes]
-        error = ""
+        error = UNFORESEEN
         try:
             await put(
                 self._dialer,
@@ -345,44 +352,54 @@ class Member:
                 generation=self.begin.generation,
                 protect=self._protect,
             )
+            error = ""
         except EasyckptError as trouble:
             error = str(trouble)
-            _LOG.warning("step %d of rank %d has no peer copy: %s", piece.key.step, piece.rank, error)
-        self._send(Replicated(rank=piece.rank, step=piece.key.step, error=error))
+        finally:
+            if error:
+                _LOG.warning("step %d of rank %d has no peer copy: %s", piece.key.step, piece.rank, error)
+            self._send(Replicated(rank=piece.rank, step=piece.key.step, error=error))
 
     async def _persist(self, message: PersistStep) -> None:
-        pieces = [self._holdings.sealed(rank, message.key) for rank in self.ranks]
-        lacking = [rank for rank, piece in zip(self.ranks, pieces, strict=True) if piece is None]
-        error = f"ranks {lacking} of step {message.key.step} are not in memory" if lacking else ""
+        error = UNFORESEEN
         fragment = b""
-        if not error:
-            found = tuple(piece for piece in pieces if piece is not None)
-            for piece in found:
-                piece.pins += 1
-            try:
-                work = partial(
-                    Vault(self.root).persist,
-                    found,
-                    life=Life(run_id=message.run_id, generation=message.life, resumed_step=None),
+        try:
+            fragment = encode_ref(await self._write(message))
+            error = ""
+        except (EasyckptError, OSError) as trouble:
+            error = str(trouble)
+        finally:
+            self._send(
+                Persisted(
                     node_rank=self.begin.node_rank,
-                    step=message.key.step,
+                    key=message.key,
+                    life=message.life,
+                    fragment=fragment,
+                    error=error,
                 )
-                ref = await asyncio.get_running_loop().run_in_executor(self._executor, work)
-                fragment = encode_ref(ref)
-            except (EasyckptError, OSError) as trouble:
-                error = str(trouble)
-            finally:
-                for piece in found:
-                    piece.pins -= 1
-        self._send(
-            Persisted(
-                node_rank=self.begin.node_rank,
-                key=message.key,
-                life=message.life,
-                fragment=fragment,
-                error=error,
             )
-        )
+
+    async def _write(self, message: PersistStep) -> FragmentRef:
+        found = [self._holdings.sealed(rank, message.key) for rank in self.ranks]
+        lacking = [rank for rank, piece in zip(self.ranks, found, strict=True) if piece is None]
+        if lacking:
+            raise IncompleteCheckpoint(f"ranks {lacking} of step {message.key.step} are not in memory")
+        pieces = tuple(piece for piece in found if piece is not None)
+        for piece in pieces:
+            piece.pin()
+        try:
+            work = partial(
+                Vault(self.root).persist,
+                pieces,
+                life=Life(run_id=message.run_id, generation=message.life, resumed_step=None),
+                node_rank=self.begin.node_rank,
+                step=message.key.step,
+            )
+            # Shielded: the thread reads the slots until it is done, whatever becomes of this task.
+            return await _to_its_end(asyncio.get_running_loop().run_in_executor(self._executor, work))
+        finally:
+            for piece in pieces:
+                piece.unpin()
 
     def stage_of(self, step: int) -> StageInfo | None:
         """How far a step is."""
@@ -493,3 +510,12 @@ class Member:
         health = self.health
         said = health.degraded or f"not finished within {timeout_s:g} s"
         return Drained(memory_step=health.memory_step, durable_step=health.durable_step, degraded=said)
+
+
+async def _to_its_end(work: asyncio.Future[FragmentRef]) -> FragmentRef:
+    """Wait for a thread's work even if cancelled meanwhile; a cancellation is raised after it."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait({work})
+        raise

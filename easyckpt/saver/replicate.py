@@ -106,7 +106,12 @@ def _deadline_s(body_bytes: int) -> float:
 async def hash_piece(piece: Piece, executor: Executor) -> str:
     """xxh3-128 of a piece's bytes, in a thread."""
     with piece.pinned() as body:
-        return await asyncio.get_running_loop().run_in_executor(executor, xxhash.xxh3_128_hexdigest, body)
+        work = asyncio.get_running_loop().run_in_executor(executor, xxhash.xxh3_128_hexdigest, body)
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.wait({work})  # the thread reads the slot until it is done
+            raise
 
 
 async def put(

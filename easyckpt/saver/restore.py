@@ -117,7 +117,12 @@ class Restorer:
         piece: Piece = self._holdings.place_beside(target, layout=layout, body_bytes=located.record.bytes)
         try:
             with piece.pinned() as body:
-                await loop.run_in_executor(self._executor, partial(vault.load, located, body))
+                work = loop.run_in_executor(self._executor, partial(vault.load, located, body))
+                try:
+                    await asyncio.shield(work)
+                except asyncio.CancelledError:
+                    await asyncio.wait({work})  # the thread writes into the slot until it is done
+                    raise
         except BaseException:
             self._holdings.drop(piece)
             raise

@@ -140,11 +140,11 @@ class Session:
     def _let_go(self) -> None:
         piece, self._copying = self._copying, None
         if piece is not None and self._member is not None and piece.state is PieceState.COPYING:
-            piece.pins -= 1
+            piece.unpin()
             self._member.stage_failed(self.rank, piece.key.step, "the worker is gone")
         reading, self._reading = self._reading, None
         if reading is not None:
-            reading.pins -= 1
+            reading.unpin()
 
     # --- any role
     # --------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class Session:
         answer = await member.stage(self.rank, message, layout)
         if isinstance(answer, StageInfo):
             return answer if answer.stage == "abandoned" else StageRefuse(reason=answer.reason)
-        answer.pins += 1
+        answer.pin()
         self._copying = answer
         number = answer.slot.number
         fresh = number not in self._slots_sent
@@ -274,7 +274,7 @@ class Session:
         if piece is None or piece.key.step != message.step:
             raise Misuse(f"step {message.step} is not being copied", where=f"rank {self.rank}")
         self._copying = None
-        piece.pins -= 1
+        piece.unpin()
         member.seal(piece)
         return Done()
 
@@ -282,7 +282,7 @@ class Session:
         member = self._current()
         piece, self._copying = self._copying, None
         if piece is not None:
-            piece.pins -= 1
+            piece.unpin()
             member.stage_failed(self.rank, piece.key.step, message.reason)
         return Done()
 
@@ -291,7 +291,7 @@ class Session:
         piece, tier = await member.load(self.rank, message.index, message.step)
         if piece is None:
             return LoadReady(step=None)
-        piece.pins += 1
+        piece.pin()
         self._reading, self._reading_tier = piece, tier
         ready = LoadReady(
             step=piece.key.step,
@@ -306,7 +306,7 @@ class Session:
         member = self._current()
         piece, self._reading = self._reading, None
         if piece is not None:
-            piece.pins -= 1
+            piece.unpin()
             member.loaded(self.rank, piece.key.step, self._reading_tier)
         return Done()
 
