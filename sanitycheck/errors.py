@@ -11,6 +11,7 @@
     └─ CannotLookError                  (inside a probe only; becomes a verdict, never an exit code)
         ├─ NotApplicableError           → skipped
         ├─ ToolMissingError             → unknown
+        ├─ ChildFailedError             → unknown
         └─ NotPermittedError            → unknown
 
 A check that fails is not an error: it is a result.
@@ -23,6 +24,7 @@ from typing import ClassVar
 __all__ = [
     "BadFileError",
     "CannotLookError",
+    "ChildFailedError",
     "CodecError",
     "NotApplicableError",
     "NotPermittedError",
@@ -92,6 +94,12 @@ class ToolMissingError(CannotLookError):
     ``unknown``."""
 
     kind: ClassVar[str] = "tool_missing"
+
+
+class ChildFailedError(CannotLookError):
+    """Raised inside a probe: a child of its own gave no answer, or ended in an error. Becomes ``unknown``."""
+
+    kind: ClassVar[str] = "child_failed"
 
 
 class NotPermittedError(CannotLookError):

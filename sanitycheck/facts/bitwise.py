@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sanitycheck.errors import NotApplicableError
-from sanitycheck.facts.forked import ChildFailedError, run_forked
+from sanitycheck.errors import ChildFailedError, NotApplicableError
+from sanitycheck.facts.forked import run_forked
 from sanitycheck.facts.request import Request
 
 __all__ = ["BitwiseFacts", "collect"]
