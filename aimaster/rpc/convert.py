@@ -136,16 +136,16 @@ def _hello_from_wire(header: Header, wire: Wire) -> Hello:
         Hello,
         protocol_min=wire.protocol_min,
         protocol_max=wire.protocol_max,
-        software=checked_text("hello.software", wire.software, limits.NOTE_CHARS_MAX),
+        software=checked_text("hello.software", wire.software, chars_max=limits.NOTE_CHARS_MAX),
         address=checked_address("hello.address", wire.address),
         workers=wire.workers,
         saver_address=checked_address("hello.saver_address", wire.saver_address),
-        wanted_node_rank=or_none("hello.wanted_node_rank", wire.wanted_node_rank, limits.NODES_MAX - 1),
+        wanted_node_rank=or_none("hello.wanted_node_rank", wire.wanted_node_rank, high=limits.NODES_MAX - 1),
         phase=AGENT_PHASES.member(wire.phase),
         generation=header.generation,
         min_nodes=wire.min_nodes,
         max_nodes=wire.max_nodes,
-        max_restarts=or_none("hello.max_restarts", wire.max_restarts, limits.INT32_MAX),
+        max_restarts=or_none("hello.max_restarts", wire.max_restarts, high=limits.INT32_MAX),
         processes=processes_from_wire(wire.processes),
         notes=notes_from_wire(wire.notes),
     )
@@ -190,7 +190,7 @@ def _welcome_from_wire(_: Header, wire: Wire) -> Welcome:
         protocol=wire.protocol,
         heartbeat_interval_s=wire.heartbeat_interval_s,
         agent_orphan_timeout_s=wire.agent_orphan_timeout_s,
-        software=checked_text("welcome.software", wire.software, limits.NOTE_CHARS_MAX),
+        software=checked_text("welcome.software", wire.software, chars_max=limits.NOTE_CHARS_MAX),
     )
     return welcome
 
@@ -239,18 +239,18 @@ def _start_to_wire(command: commands.StartWorkers) -> Wire:
 
 
 def _start_from_wire(header: Header, wire: Wire) -> commands.StartWorkers:
-    nodes = checked("start.nodes", wire.nodes, limits.NODES_MAX, low=1)
-    world_size = checked("start.world_size", wire.world_size, limits.INT32_MAX, low=1)
+    nodes = checked("start.nodes", wire.nodes, high=limits.NODES_MAX, low=1)
+    world_size = checked("start.world_size", wire.world_size, high=limits.INT32_MAX, low=1)
     return commands.StartWorkers(
         node=header.node,
         generation=checked_generation("start.generation", wire.generation),
-        attempt=checked("start.attempt", wire.attempt, limits.INT32_MAX),
-        node_rank=checked("start.node_rank", wire.node_rank, nodes - 1),
+        attempt=checked("start.attempt", wire.attempt, high=limits.INT32_MAX),
+        node_rank=checked("start.node_rank", wire.node_rank, high=nodes - 1),
         nodes=nodes,
-        first_rank=checked("start.first_rank", wire.first_rank, world_size - 1),
+        first_rank=checked("start.first_rank", wire.first_rank, high=world_size - 1),
         world_size=world_size,
         master_addr=checked_address("start.master_addr", wire.master_addr),
-        master_port=checked("start.master_port", wire.master_port, limits.PORT_MAX),
+        master_port=checked("start.master_port", wire.master_port, high=limits.PORT_MAX),
         saver_lead=checked_address("start.saver_lead", wire.saver_lead),
         progress_expected=wire.progress_expected,
     )
@@ -265,7 +265,7 @@ def _end_to_wire(command: commands.EndNode) -> Wire:
 def _end_from_wire(header: Header, wire: Wire) -> commands.EndNode:
     return commands.EndNode(
         node=header.node,
-        exit_code=checked("end.exit_code", wire.exit_code, limits.EXIT_CODE_MAX),
+        exit_code=checked("end.exit_code", wire.exit_code, high=limits.EXIT_CODE_MAX),
         reason=_reason(wire.reason),
         sentence=checked_text("end.sentence", wire.sentence),
     )

@@ -55,7 +55,7 @@ def _prepared_to_wire(fact: events.NodePrepared) -> Wire:
 
 
 def _prepared_from_wire(header: Header, wire: Wire) -> NodeEvent:
-    port = checked("rendezvous_port", wire.rendezvous_port, limits.PORT_MAX)
+    port = checked("rendezvous_port", wire.rendezvous_port, high=limits.PORT_MAX)
     return _made(events.NodePrepared, header, wire, rendezvous_port=port)
 
 
@@ -98,13 +98,13 @@ def _exited_from_wire(header: Header, wire: Wire) -> NodeEvent:
         events.WorkerExited,
         header,
         wire,
-        local_rank=checked("local_rank", wire.local_rank, limits.RANKS_PER_NODE_MAX - 1),
-        rank=checked("rank", wire.rank, limits.INT32_MAX),
-        exit_code=checked("exit_code", wire.exit_code, limits.EXIT_CODE_MAX) if by_exit else None,
-        signal=checked("signal", wire.signal, limits.SIGNAL_MAX, low=1) if by_signal else None,
-        step=or_none("step", wire.step, limits.INT63_MAX),
+        local_rank=checked("local_rank", wire.local_rank, high=limits.RANKS_PER_NODE_MAX - 1),
+        rank=checked("rank", wire.rank, high=limits.INT32_MAX),
+        exit_code=checked("exit_code", wire.exit_code, high=limits.EXIT_CODE_MAX) if by_exit else None,
+        signal=checked("signal", wire.signal, high=limits.SIGNAL_MAX, low=1) if by_signal else None,
+        step=or_none("step", wire.step, high=limits.INT63_MAX),
         error=checked_text("error", wire.error),
-        error_digest=checked_text("error_digest", wire.error_digest, limits.DIGEST_CHARS_MAX),
+        error_digest=checked_text("error_digest", wire.error_digest, chars_max=limits.DIGEST_CHARS_MAX),
     )
 
 
@@ -114,8 +114,8 @@ def _restored_to_wire(fact: events.Restored) -> Wire:
 
 
 def _restored_from_wire(header: Header, wire: Wire) -> NodeEvent:
-    rank = checked("rank", wire.rank, limits.INT32_MAX)
-    step = checked("step", wire.step, limits.INT63_MAX)
+    rank = checked("rank", wire.rank, high=limits.INT32_MAX)
+    step = checked("step", wire.step, high=limits.INT63_MAX)
     return _made(events.Restored, header, wire, rank=rank, step=step, tier=TIERS.member(wire.tier))
 
 
@@ -124,7 +124,7 @@ def _first_step_to_wire(fact: events.FirstStepDone) -> Wire:
 
 
 def _first_step_from_wire(header: Header, wire: Wire) -> NodeEvent:
-    return _made(events.FirstStepDone, header, wire, step=checked("step", wire.step, limits.INT63_MAX))
+    return _made(events.FirstStepDone, header, wire, step=checked("step", wire.step, high=limits.INT63_MAX))
 
 
 def _committed_to_wire(fact: events.StepCommitted) -> Wire:
@@ -132,7 +132,7 @@ def _committed_to_wire(fact: events.StepCommitted) -> Wire:
 
 
 def _committed_from_wire(header: Header, wire: Wire) -> NodeEvent:
-    step = checked("step", wire.step, limits.INT63_MAX)
+    step = checked("step", wire.step, high=limits.INT63_MAX)
     return _made(events.StepCommitted, header, wire, step=step, durable=wire.durable)
 
 
@@ -141,7 +141,7 @@ def _stop_to_wire(fact: events.StopRequested) -> Wire:
 
 
 def _stop_from_wire(header: Header, wire: Wire) -> NodeEvent:
-    signal = checked("signal", wire.signal, limits.SIGNAL_MAX)
+    signal = checked("signal", wire.signal, high=limits.SIGNAL_MAX)
     return _made(events.StopRequested, header, None, kind=STOP_KINDS.member(wire.kind), signal=signal)
 
 
@@ -150,13 +150,13 @@ def _left_to_wire(fact: events.NodeLeft) -> Wire:
 
 
 def _left_from_wire(header: Header, wire: Wire) -> NodeEvent:
-    code = checked("exit_code", wire.exit_code, limits.EXIT_CODE_MAX)
+    code = checked("exit_code", wire.exit_code, high=limits.EXIT_CODE_MAX)
     return _made(events.NodeLeft, header, None, exit_code=code)
 
 
 def _made(event: type[NodeEvent], header: Header, wire: Wire | None, /, **fields: object) -> NodeEvent:
     """Make the event; the generation is the body's own where `wire` is given."""
-    checked("header.seq", header.seq, limits.INT63_MAX, low=1)
+    checked("header.seq", header.seq, high=limits.INT63_MAX, low=1)
     if wire is not None:
         fields["generation"] = checked_generation("generation", wire.generation)
     fact: NodeEvent = made(

@@ -158,8 +158,8 @@ def decode_status(data: bytes) -> JobStatus:
         nodes=tuple(_node_from_wire(node) for node in wire.nodes),
         master=master,
         master_node=checked_text("master_node", wire.master_node),
-        memory_step=or_none("memory_step", wire.memory_step, limits.INT63_MAX),
-        durable_step=or_none("durable_step", wire.durable_step, limits.INT63_MAX),
+        memory_step=or_none("memory_step", wire.memory_step, high=limits.INT63_MAX),
+        durable_step=or_none("durable_step", wire.durable_step, high=limits.INT63_MAX),
         budgets=tuple(
             BudgetStatus(
                 cause=checked_text("budget.cause", one.cause),
@@ -171,7 +171,7 @@ def decode_status(data: bytes) -> JobStatus:
         ),
         incidents=tuple(_incident_from_wire(incident) for incident in wire.incidents),
         waiting_for=checked_text("waiting_for", wire.waiting_for),
-        epoch=checked("epoch", wire.epoch, limits.INT63_MAX),
+        epoch=checked("epoch", wire.epoch, high=limits.INT63_MAX),
         software=checked_text("software", wire.software),
     )
 
@@ -245,7 +245,7 @@ def _node_from_wire(wire: Wire) -> NodeStatus:
     return NodeStatus(
         node=NodeId(checked_text("node.node_id", wire.node_id)),
         state=checked_text("node.state", wire.state),
-        node_rank=or_none("node.node_rank", wire.node_rank, limits.NODES_MAX),
+        node_rank=or_none("node.node_rank", wire.node_rank, high=limits.NODES_MAX),
         address=checked_text("node.address", wire.address),
         heartbeat_age_s=_finite_or_none("node.heartbeat_age_s", wire.heartbeat_age_s),
         connected=wire.connected,
@@ -278,12 +278,12 @@ def _incident_from_wire(wire: Wire) -> IncidentStatus:
         number=wire.id,
         kind=checked_text("incident.kind", wire.kind),
         node=checked_text("incident.node_id", wire.node_id),
-        rank=or_none("incident.rank", wire.rank, limits.INT32_MAX),
+        rank=or_none("incident.rank", wire.rank, high=limits.INT32_MAX),
         reason=checked_text("incident.reason", wire.reason),
         generation=checked_generation("incident.generation", wire.generation),
         at_wall_s=_finite("incident.at_wall_s", wire.at_wall_s),
-        last_step=or_none("incident.last_step", wire.last_step, limits.INT63_MAX),
-        resumed_step=or_none("incident.resumed_step", wire.resumed_step, limits.INT63_MAX),
+        last_step=or_none("incident.last_step", wire.last_step, high=limits.INT63_MAX),
+        resumed_step=or_none("incident.resumed_step", wire.resumed_step, high=limits.INT63_MAX),
         restored_from=checked_text("incident.restored_from", wire.restored_from),
         recovered_s=_finite_or_none("incident.recovered_s", wire.recovered_s),
         error=checked_text("incident.error", wire.error),

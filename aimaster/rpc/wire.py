@@ -59,14 +59,14 @@ REFUSALS = EnumMap(RefusalKind, contract.Refused, "kind", "REFUSAL_KIND_")
 # Checks of single values ------------------------------------------------------------------------------------
 
 
-def checked(name: str, value: int, high: int, *, low: int = 0) -> int:
+def checked(name: str, value: int, *, high: int, low: int = 0) -> int:
     """An integer within its limits."""
     if not low <= value <= high:
         raise BadMessage(f"field {name} must be from {low} to {high}, got {value}")
     return value
 
 
-def checked_text(name: str, value: str, chars_max: int = limits.TEXT_CHARS_MAX) -> str:
+def checked_text(name: str, value: str, *, chars_max: int = limits.TEXT_CHARS_MAX) -> str:
     """A text within its limit."""
     if len(value) > chars_max:
         raise BadMessage(f"field {name} has {len(value)} characters, at most {chars_max} are allowed")
@@ -102,9 +102,9 @@ def or_minus_one(value: int | None) -> int:
     return -1 if value is None else value
 
 
-def or_none(name: str, value: int, high: int) -> int | None:
+def or_none(name: str, value: int, *, high: int) -> int | None:
     """Inverse of `or_minus_one`, with the limit checked."""
-    return None if value == -1 else checked(name, value, high)
+    return None if value == -1 else checked(name, value, high=high)
 
 
 def made(name: str, make: Callable[..., Any], **fields: Any) -> Any:
@@ -116,7 +116,7 @@ def made(name: str, make: Callable[..., Any], **fields: Any) -> Any:
 
 
 def checked_generation(name: str, value: int) -> Generation:
-    return Generation(checked(name, value, limits.INT63_MAX))
+    return Generation(checked(name, value, high=limits.INT63_MAX))
 
 
 # Header and parts shared with status ------------------------------------------------------------------------
@@ -142,9 +142,9 @@ def header_from_wire(wire: Wire) -> Header:
         node=NodeId(checked_id("header.node_id", wire.node_id)),
         incarnation=Incarnation(checked_id("header.incarnation", wire.incarnation)),
         generation=checked_generation("header.generation", wire.generation),
-        seq=checked("header.seq", wire.seq, limits.INT63_MAX),
-        ack=checked("header.ack", wire.ack, limits.INT63_MAX),
-        epoch=checked("header.epoch", wire.epoch, limits.INT63_MAX),
+        seq=checked("header.seq", wire.seq, high=limits.INT63_MAX),
+        ack=checked("header.ack", wire.ack, high=limits.INT63_MAX),
+        epoch=checked("header.epoch", wire.epoch, high=limits.INT63_MAX),
     )
 
 
@@ -162,7 +162,7 @@ def processes_from_wire(wires: Wire) -> tuple[ProcessInfo, ...]:
             ProcessInfo,
             role=ROLES.member(wire.role),
             pid=wire.pid,
-            rank=or_none("process.rank", wire.rank, limits.INT32_MAX),
+            rank=or_none("process.rank", wire.rank, high=limits.INT32_MAX),
         )
         for wire in wires
     )
@@ -188,10 +188,10 @@ def progress_from_wire(wires: Wire) -> tuple[RankProgress, ...]:
             "RankProgress",
             RankProgress,
             local_rank=wire.local_rank,
-            rank=or_none("progress.rank", wire.rank, limits.INT32_MAX),
+            rank=or_none("progress.rank", wire.rank, high=limits.INT32_MAX),
             phase=WORKER_PHASES.member(wire.phase),
             steps=wire.steps,
-            saved_step=or_none("progress.saved_step", wire.saved_step, limits.INT63_MAX),
+            saved_step=or_none("progress.saved_step", wire.saved_step, high=limits.INT63_MAX),
             age_s=wire.age_s,
         )
         for wire in wires
@@ -206,7 +206,7 @@ def notes_to_wire(notes: tuple[str, ...]) -> list[str]:
 def notes_from_wire(wires: Wire) -> tuple[str, ...]:
     """Inverse of `notes_to_wire`."""
     _check_count("notes", wires, limits.NOTES_MAX)
-    return tuple(checked_text("notes", note, limits.NOTE_CHARS_MAX) for note in wires)
+    return tuple(checked_text("notes", note, chars_max=limits.NOTE_CHARS_MAX) for note in wires)
 
 
 def _check_count(name: str, values: Wire, count_max: int) -> None:

@@ -141,7 +141,7 @@ def test_a_secret_that_differs_is_said(tmp_path: Path) -> None:
         (("nonsense",), 2, "No such command"),
         (("master", "--job-id", "../x"), 2, "job id"),
         (("master", "--job-id", "j", "--listen", "0.0.0.0:0"), 3, "--insecure"),
-        (("master", "--job-id", "j", "--listen", "192.0.2.1:0"), 3, "cannot listen"),
+        (("master", "--job-id", "j", "--listen", "192.0.2.1:0", "--insecure"), 3, "cannot listen"),
         (("master", "--job-id", "j", "--heartbeat-interval", "-1"), 2, "heartbeat"),
     ],
 )
