@@ -346,7 +346,7 @@ def _hook_in() -> None:
 
 
 def _reseed() -> None:
-    """Draw and read anew what a fresh process draws and reads at start. (`random` does so itself after every fork.)"""
+    """Draw and read anew what a fresh process does at its start. (`random` does so after every fork.)"""
     sys.modules["torch"].default_generator.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()

@@ -1,6 +1,6 @@
-"""A small agent for tests of `aimaster.agent.workers`: carries out a list of actions, writes down what it saw.
+"""A small agent for tests of `aimaster.agent.workers`: carries out actions, writes down what it saw.
 
-Usage: ``python worker_agent.py SPEC.json``. The workers' output goes to this process's own streams, as it does
+Usage: ``python worker_agent.py SPEC.json``. The workers' output goes to this process's own streams, as
 under `aimaster run`, so what was seen goes to the file named by ``result`` in the specification.
 """
 
@@ -115,14 +115,22 @@ class Scenario:
         await self._until(lambda: min(p.steps for p in self.workers.progress() or [_NONE]) >= count)
         return [{**asdict(entry), "phase": entry.phase.value} for entry in self.workers.progress()]
 
-    async def better_template(self, old: int) -> bool:
+    async def ranks(self, count: int) -> bool:
+        """Wait until so many ranks are seen."""
+        return await self._until(lambda: len(self.workers.progress()) >= count)
+
+    async def loaded(self, names: list[str]) -> list[bool]:
+        """Whether the template was told to import these."""
+        template = await self.workers._warmth.template()
+        return [name in template.plan.modules for name in names]
+
+    async def better_template(self, _: object) -> bool:
         """Wait until another template has taken over."""
 
         def newer() -> bool:
             self.workers.tick()
             return any(e.role.value == "template" and e.pid != old for e in self.workers.processes())
 
-        del old
         first = [e.pid for e in self.workers.processes() if e.role.value == "template"]
         old = first[0] if first else 0
         return await self._until(newer)

@@ -5,6 +5,7 @@ script's names.
 """
 
 import atexit
+import contextlib
 import ctypes
 import gc
 import json
@@ -67,14 +68,18 @@ def stream(file):
     }
 
 
+def read(path):
+    """A small file."""
+    with open(path) as file:
+        return file.read()
+
+
 def descriptors():
     """What every open descriptor is."""
     found = []
     for name in os.listdir("/proc/self/fd"):
-        try:
+        with contextlib.suppress(FileNotFoundError):  # the one that listed the folder
             found.append(os.readlink(f"/proc/self/fd/{name}").partition(":")[0])
-        except FileNotFoundError:  # the one that listed the folder
-            pass
     return sorted(found)
 
 
@@ -127,8 +132,8 @@ def describe():
         affinity=sorted(os.sched_getaffinity(0)),
         leader=[os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid()],
         death_signal=death_signal(),
-        comm=open("/proc/self/comm").read(),
-        cmdline=open("/proc/self/cmdline").read().split("\0"),
+        comm=read("/proc/self/comm"),
+        cmdline=read("/proc/self/cmdline").split("\0"),
         fds=descriptors(),
         threads=[threading.main_thread().name, threading.current_thread() is threading.main_thread()],
         native=threading.main_thread().native_id == os.getpid(),
@@ -147,7 +152,7 @@ def describe():
             "fork": torch.cuda._is_in_bad_fork(),
         },
         method=multiprocessing.get_start_method(allow_none=True),
-        pickled=pickle.loads(pickle.dumps(Pickled(4))).value,
+        pickled=pickle.loads(pickle.dumps(Pickled(4))).value,  # noqa: S301, TID251 - our own
         importable=os.environ.get("BESIDE") and __import__("beside").WHERE,
     )
 
