@@ -158,6 +158,7 @@ class Host:
         """Environment of what is started here: this process's, with the host's own folders."""
         return {
             **os.environ,
+            "GLOO_SOCKET_IFNAME": "eth0",  # else gloo asks for the address of the host's name
             "AIMASTER_RUN_DIR": str(self.folder / "run"),
             "AIMASTER_STATE_DIR": str(self.folder / "state"),
             "TMPDIR": str(self.folder / "tmp"),

@@ -99,7 +99,8 @@ class Job:
         deadline = time.monotonic() + DEADLINE_S
         while not check():
             if time.monotonic() > deadline:
-                logs = {host.name: host.log(self.agents[host.name])[-3000:] for host in self.cluster.hosts}
+                hosts = [host for host in self.cluster.hosts if host.name in self.agents]
+                logs = {host.name: host.log(self.agents[host.name])[-3000:] for host in hosts}
                 pytest.fail(f"never happened: {what}\n" + "\n".join(f"--- {k}\n{v}" for k, v in logs.items()))
             time.sleep(0.05)
 
