@@ -113,7 +113,7 @@ def _secret(config: RunConfig, run_dir: RunDir, env: Mapping[str, str]) -> tuple
     if secret is not None:
         return _write_secret(run_dir.path / "secret", secret), secret
     # Loopback only (the command line has seen to that): all agents of the job on this machine share one.
-    shared = make_secret_file(run_dir.path.parent)
+    shared = make_secret_file(run_dir.shared)
     return shared, load_secret(secret_file=shared, environ=env)
 
 

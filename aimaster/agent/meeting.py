@@ -1,8 +1,8 @@
 """How an agent comes to its master: hosts it, or connects to the one that is there.
 
 An agent on the machine that the endpoint names tries to host. Where the port is taken, it may be by the
-master of this very job that another agent of this machine started a moment ago, so the agent connects and sees who
-answers; `MasterLink` tells a stranger from a master.
+master of this very job that another agent of this machine started a moment ago, so the agent connects and
+sees who answers; `MasterLink` tells a stranger from a master.
 """
 
 from __future__ import annotations

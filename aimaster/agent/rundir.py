@@ -3,10 +3,12 @@
 The run directory ``<base>/<job_id>/<node_id>`` is private (0700) and belongs to one live agent, proved by a
 lock that the kernel drops when the agent dies, however it dies. The next agent of the same job and node
 therefore takes over the directory of its predecessor, and in it the saver that still holds the newest
-checkpoint. Two agents of one job on one machine get different node ids from the same lock.
+checkpoint.
 
-A Unix socket's path holds 107 bytes, so sockets lie in ``<base>/s/<short hash of the two ids>``, and under
-the default base where a given one is too long.
+The lock lies under the user's own base, wherever ``--run-dir`` is: two agents of one job on one machine get
+different node ids from it, and the secret that they share on loopback lies beside it. A Unix socket's path
+holds 107 bytes, so sockets lie in ``<base>/s/<short hash of the two ids>``, and under the user's own base
+where a given one is too long.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ class RunDir:
     base: Path
     path: Path
     sockets: Path
+    shared: Path
+    """Folder of the job that all its agents on this machine share."""
     node: NodeId
     lock_fd: int
 
@@ -68,13 +72,16 @@ class RunDir:
 
     def remove(self) -> None:
         """Take away what is ours, then the folders above it as far as nobody else uses them."""
-        with _folder_lock(self.base):
-            shutil.rmtree(self.sockets, ignore_errors=True)
-            shutil.rmtree(self.path, ignore_errors=True)
+        with _folder_lock(self.shared.parent):
+            for folder in (self.sockets, self.path, self.shared / self.node):
+                shutil.rmtree(folder, ignore_errors=True)
             self.release()
-            if all(entry.name in JOB_FILES for entry in self.path.parent.iterdir()):
-                shutil.rmtree(self.path.parent, ignore_errors=True)
-            for folder in (self.sockets.parent, self.sockets.parent.parent, self.base):
+            for entry in self.shared.iterdir():
+                _remove_if_abandoned(entry)
+            if all(entry.name in JOB_FILES for entry in self.shared.iterdir()):
+                shutil.rmtree(self.shared, ignore_errors=True)
+            above = (self.sockets.parent, self.sockets.parent.parent, self.path.parent, self.base)
+            for folder in (*above, self.shared.parent):
                 with contextlib.suppress(OSError):  # not empty: another node or job still lives there
                     folder.rmdir()
 
@@ -106,19 +113,22 @@ def claim_run_dir(base: Path, job: JobId, *, wanted: NodeId | None, env: Mapping
         FolderUnusable: The folder cannot be made, is not ours or cannot be written.
     """
     base = base.absolute()
+    own = _own_base(env).absolute()
     make_private(base)
-    with _folder_lock(base):
+    make_private(own)
+    with _folder_lock(own):
         for node in (wanted,) if wanted else _node_names():
-            path = base / job / node
+            make_private(own / job / node)
+            lock_fd = _try_lock(own / job / node / LOCK_NAME)
+            if lock_fd is None:
+                continue
+            path, sockets = base / job / node, _socket_dir(base, job, node, env)
             make_private(path)
-            lock_fd = _try_lock(path / LOCK_NAME)
-            if lock_fd is not None:
-                sockets = _socket_dir(base, job, node, env)
-                make_private(sockets)
-                return RunDir(base=base, path=path, sockets=sockets, node=node, lock_fd=lock_fd)
+            make_private(sockets)
+            return RunDir(base=base, path=path, sockets=sockets, shared=own / job, node=node, lock_fd=lock_fd)
     raise AlreadyRunning(
         f"a live agent of job {job} has the place of node {wanted or 'this host'}",
-        where=str(base / job),
+        where=str(own / job),
         next_step="give another --node-id or --rdzv-id, or end the other agent first",
     )
 
@@ -186,6 +196,16 @@ def _try_lock(path: Path) -> int | None:
         os.close(fd)
         return None
     return fd
+
+
+def _remove_if_abandoned(folder: Path) -> None:
+    """Remove the lock of an agent that is dead and whose run directory is elsewhere."""
+    if not folder.is_dir() or [entry.name for entry in folder.iterdir()] != [LOCK_NAME]:
+        return
+    lock_fd = _try_lock(folder / LOCK_NAME)
+    if lock_fd is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock_fd)
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from aimaster.agent.reaper import Reaper
 from aimaster.agent.signals import meaning, watch_signals
 from aimaster.agent.spoken import say
 from aimaster.agent.standing import Standing
+from aimaster.agent.sweep import sweep_command
 from aimaster.agent.workers import Workers
 from aimaster.clock import SystemClock
 from aimaster.config import CommandOn, ProgramKind, RunConfig
@@ -36,7 +37,7 @@ from aimaster.core.events import NodeEvent, NodeLeft, StopKind, StopRequested
 from aimaster.errors import AimasterError, Interrupted, MasterLost, MasterUnreachable, OwnBug, Preempted
 from aimaster.integrations.easyckpt import NodeSaver, SaverPlan
 from aimaster.rpc.client import LinkCallbacks, LinkState, MasterLink
-from aimaster.rpc.transport import Endpoint, quiet_grpc
+from aimaster.rpc.transport import Endpoint
 
 HOUSEKEEPING_S = 1.0
 WAIT_SAID_AFTER_S = 5.0
@@ -58,7 +59,6 @@ def run(config: RunConfig) -> int:
     Raises:
         AimasterError: What ended it before the master could; carries the exit code.
     """
-    quiet_grpc()
     ground = prepare_ground(config, os.environ)
     return asyncio.run(_run(config, ground))
 
@@ -279,8 +279,8 @@ class Agent:
         durable = await self._saver.persist_now(PERSIST_AT_PREEMPTION_S) if ending.preempted else None
         if self._link is not None:
             await self._say_goodbye(self._link, ending.exit_code)
-        saver_lingers = self._saver.pid is not None
-        if ending.clean:
+        saver_lingers = self._saver.holds_steps and not ending.clean
+        if not saver_lingers:
             await self._saver.finish()
         else:
             await self._saver.release()
@@ -291,7 +291,7 @@ class Agent:
             say(ending.sentence)
         if ending.preempted:
             say(durable_line(durable))
-        if ending.clean or not saver_lingers:
+        if not saver_lingers:
             self._ground.run_dir.remove()
         else:
             self._ground.run_dir.release()  # removed by the saver's last act, see `aimaster.agent.sweep`
@@ -330,6 +330,7 @@ def _saver_plan(config: RunConfig, ground: Ground) -> SaverPlan:
         linger_s=config.checkpoint.saver_linger_s,
         memory_limit_bytes=config.checkpoint.memory_limit_bytes,
         workers=config.nodes.nproc,
+        sweep=sweep_command(ground.run_dir),
     )
 
 

@@ -17,7 +17,7 @@ from aimaster.ids import JobId, is_valid_id
 from aimaster.master.options import MasterOptions
 from aimaster.master.process import Begun, lead
 from aimaster.rpc.security import NEW_SECRET_HINT, Credentials, load_secret
-from aimaster.rpc.transport import Endpoint, quiet_grpc
+from aimaster.rpc.transport import Endpoint
 
 __all__ = ["Alone", "lead_alone"]
 
@@ -44,7 +44,6 @@ def lead_alone(words: Alone) -> None:
     Raises:
         AimasterError: what went wrong, with the exit code.
     """
-    quiet_grpc()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     asyncio.run(lead(options_from(words), ready=_say_ready))
 

@@ -20,7 +20,7 @@ from aimaster.ids import JobId, is_valid_id
 from aimaster.rpc.messages import ProcessInfo, Role
 from aimaster.rpc.security import Credentials, load_secret
 from aimaster.rpc.status import IncidentStatus, JobStatus, NodeStatus, fetch_status
-from aimaster.rpc.transport import Endpoint, quiet_grpc
+from aimaster.rpc.transport import Endpoint
 
 __all__ = ["Wanted", "show"]
 
@@ -46,7 +46,6 @@ def show(wanted: Wanted, *, as_json: bool) -> str:
     Raises:
         AimasterError: no job is found, or it cannot be asked.
     """
-    quiet_grpc()
     if wanted.job_id is not None and not is_valid_id(wanted.job_id):
         raise UsageError("this is not a job id", where=f"--job-id {wanted.job_id!r}")
     picture = _ask_endpoint(wanted) if wanted.endpoint is not None else _ask_around(wanted)

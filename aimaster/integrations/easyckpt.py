@@ -53,6 +53,8 @@ class SaverPlan:
     memory_limit_bytes: int | None
     workers: int
     """Training processes of this node, whose checkpoints it holds."""
+    sweep: tuple[str, ...]
+    """What a saver that nobody came back to becomes, so that nothing is left behind."""
 
     def options(self) -> SaverOptions:
         """In the saver's own words."""
@@ -66,6 +68,7 @@ class SaverPlan:
             secret_file=str(self.secret_file) if self.secret_file is not None else "",
             memory_limit=self.memory_limit_bytes,
             log_path=str(self.log),
+            then=self.sweep,
         )
 
 
@@ -90,6 +93,7 @@ class NodeSaver:
         self._told: set[tuple[Generation, str, int]] = set()
         self._restored: dict[Generation, int] = {}
         self._restarts = 0
+        self._slot_bytes = 0
         self.trouble = ""
         """Why there is no working saver, for people; empty when there is one."""
 
@@ -97,6 +101,11 @@ class NodeSaver:
     def pid(self) -> int | None:
         """Of the saver, as far as it is known to live."""
         return self._process.pid if self._process is not None and self._client is not None else None
+
+    @property
+    def holds_steps(self) -> bool:
+        """Whether there is something in its memory that a next life could use."""
+        return self.pid is not None and self._slot_bytes > 0
 
     @property
     def address(self) -> str:
@@ -137,14 +146,16 @@ class NodeSaver:
         except EasyckptError as error:
             self._in_trouble(f"the checkpoint saver does not answer: {error}")
             return []
+        self._slot_bytes = status.slot_bytes
         return self._facts(status, identity)
 
     def step_of(self, generation: Generation, steps: int | None) -> int | None:
-        """The training's own step after so many steps of an attempt.
+        """The training's own step after so many steps of an attempt; None where none is known.
 
         Where easyckpt restored a step, the count goes on from there; else it is the count itself.
         """
-        return None if steps is None else self._restored.get(generation, 0) + steps
+        base = self._restored.get(generation)
+        return base if not steps else (base or 0) + steps
 
     async def persist_now(self, timeout_s: float) -> int | None:
         """Make durable what memory holds, as far as time allows; the newest durable step."""

@@ -28,7 +28,7 @@ from aimaster.master.lifeline import end_with_parent
 from aimaster.master.options import MasterOptions
 from aimaster.master.process import Begun, lead
 from aimaster.rpc.security import Credentials, Secret, load_secret, read_secret_fd
-from aimaster.rpc.transport import Endpoint, quiet_grpc
+from aimaster.rpc.transport import Endpoint
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -43,7 +43,6 @@ def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     if not end_with_parent(parent):
         return int(OwnBug.exit_code)
-    quiet_grpc()
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
 
     def ready(begun: Begun) -> None:

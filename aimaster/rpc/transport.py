@@ -95,15 +95,6 @@ class Endpoint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def quiet_grpc() -> None:
-    """Keep gRPC's own log off the user's terminal: its lines repeat what we report better.
-
-    Call before gRPC's first channel or server, in a process of ours; what the user has set is respected.
-    """
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-
-
 def open_channel(endpoint: Endpoint, credentials: Credentials) -> grpc.aio.Channel:
     """A channel for an agent's session; connects with the first call."""
     options = (*_CHANNEL_OPTIONS, ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX))

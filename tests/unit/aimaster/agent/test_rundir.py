@@ -54,6 +54,28 @@ def test_two_agents_without_a_name_get_two_places(tmp_path: Path) -> None:
     second.remove()
 
 
+def test_node_ids_are_unique_on_a_machine_whatever_the_run_dir(tmp_path: Path) -> None:
+    env = {"XDG_RUNTIME_DIR": str(tmp_path / "own")}
+    first = claim_run_dir(tmp_path / "one", JOB, wanted=None, env=env)
+    second = claim_run_dir(tmp_path / "two", JOB, wanted=None, env=env)
+    assert first.node != second.node
+    assert first.shared == second.shared
+    first.remove()
+    second.remove()
+    assert not (tmp_path / "one").exists()
+    assert not (tmp_path / "two").exists()
+    assert list((tmp_path / "own").rglob("*")) == []
+
+
+def test_last_agent_takes_away_what_a_killed_one_has_left(tmp_path: Path) -> None:
+    env = {"XDG_RUNTIME_DIR": str(tmp_path / "own")}
+    killed = claim_run_dir(tmp_path / "one", JOB, wanted=NodeId("killed"), env=env)
+    last = claim_run_dir(tmp_path / "two", JOB, wanted=NodeId("last"), env=env)
+    killed.release()  # what the kernel does for a killed process
+    last.remove()
+    assert list((tmp_path / "own").rglob("*")) == []
+
+
 def test_wanted_place_of_a_live_agent_is_refused(tmp_path: Path) -> None:
     held = claim_run_dir(tmp_path, JOB, wanted=NodeId("a"), env={})
     with pytest.raises(AlreadyRunning, match="place of node a"):
