@@ -83,7 +83,7 @@ class DeepSpeedAdapter:
         try:
             _refuse_pending_gradients(value, context)
             module = _MODULE.capture(value.module, context)
-            masters = tuple(_masters(value, context))
+            masters = tuple(_masters(value, module, context))
             weights = (replace(part, name=f"module.{part.name}") for part in module.tensors)
             moments = state_parts(masters, _base_optimizer(value).state)
             plain = {**_plain(value, masters), "module": module.plain}
@@ -98,7 +98,7 @@ class DeepSpeedAdapter:
     def prepare(self, value: Any, saved: SavedPart, context: Context) -> None:
         """Make the moments that were saved, drop those that were not."""
         _refuse_unsupported(value, context)
-        masters = tuple(_masters(value, context))
+        masters = tuple(_masters(value, _MODULE.capture(value.module, context), context))
         _compare_shape(_shape(value, masters), saved.plain, context)
         adjust_state(masters, _base_optimizer(value).state, described=saved.plain["state"], saved=saved)
         if hasattr(value.optimizer, "_hp_optimizer_states_linked"):
@@ -110,7 +110,7 @@ class DeepSpeedAdapter:
         for name in _COUNTERS:
             setattr(value, name, plain["engine"][name])
         base = _base_optimizer(value)
-        masters = tuple(_masters(value, context))
+        masters = tuple(_masters(value, _MODULE.capture(value.module, context), context))
         set_plain(masters, base.state, plain["state"])
         if value.lr_scheduler is not None and plain["lr_scheduler"] is not None:
             value.lr_scheduler.load_state_dict(plain["lr_scheduler"])
@@ -157,7 +157,8 @@ def _refuse_unsupported(engine: Any, context: Context) -> None:
 
 def _refuse_pending_gradients(engine: Any, context: Context) -> None:
     optimizer = engine.optimizer
-    counted = engine._is_gradient_accumulation_boundary is None and engine.managed_gradient_accumulation()
+    managed = getattr(engine, "managed_gradient_accumulation", None)  # older versions have no other mode
+    counted = engine._is_gradient_accumulation_boundary is None and (managed is None or managed())
     pending = (
         (counted and engine.micro_steps % engine.gradient_accumulation_steps() != 0)
         or any(gradients is not None for gradients in getattr(optimizer, "averaged_gradients", {}).values())
@@ -178,18 +179,19 @@ def _base_optimizer(engine: Any) -> torch.optim.Optimizer:
     return optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer.optimizer
 
 
-def _masters(engine: Any, context: Context) -> Iterator[Master]:
+def _masters(engine: Any, module: Captured, context: Context) -> Iterator[Master]:
     """What the base optimizer steps, group by group."""
     optimizer = engine.optimizer
     kind = type(optimizer).__name__
     names: dict[int, str] = {}
-    for part in _MODULE.capture(engine.module, context).tensors:
+    for part in module.tensors:  # the first name of a tied one
         names.setdefault(id(part.tensor), part.name)
     groups = _base_optimizer(engine).param_groups
     if kind == "DeepSpeedZeroOptimizer":
         for index, group in enumerate(groups):
             parameters = optimizer.round_robin_bit16_groups[index]
-            offsets = optimizer.round_robin_bit16_offsets[index]
+            padded = getattr(optimizer, "round_robin_bit16_offsets", None)  # older versions do not pad
+            offsets = _packed(parameters) if padded is None else padded[index]
             yield _partition(index, group, _cut(parameters, offsets, _bounds(optimizer, index), names))
     elif kind == "BF16_Optimizer":
         for index, group in enumerate(groups):

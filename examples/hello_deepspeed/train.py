@@ -43,7 +43,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--ds_config", type=Path, default=here / "ds_config.json", help="DeepSpeed configuration"
     )
-    parser.add_argument("--checkpoint_dir", type=Path, help="where checkpoints go; none are made without it")
+    parser.add_argument("--checkpoint_dir", type=Path, help="where checkpoints go (EASYCKPT_DIR)")
     parser.add_argument(
         "--cache_dir", type=Path, default=Path("build/hello_deepspeed"), help="tokenizer and ids"
     )
@@ -166,9 +166,10 @@ def main() -> None:
     )
 
     start, resumed = 0, {"resumed_step": None, "restored_from": None}
-    easyckpt.init(arguments.checkpoint_dir)  # easyckpt
+    checkpointer = easyckpt.init(arguments.checkpoint_dir)  # easyckpt
     state = {"engine": engine, "sampler": sampler, "rng": easyckpt.RNG()}  # easyckpt
     start = easyckpt.load(state) or 0  # easyckpt
+    resumed = {"resumed_step": start or None, "restored_from": checkpointer.restored_from}  # easyckpt
 
     log = StepLog(arguments.step_log, rank=rank, resumed=resumed) if arguments.step_log else None
     board = None

@@ -20,7 +20,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hello_deepspeed"
 SMALL = ("--hidden_size", "64", "--layers", "1", "--vocab_size", "600")
-STEPS = 12
+STEPS = 60
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -67,7 +67,7 @@ def step_lines(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The script without its easyckpt lines, run once; what it exports is what every other run must export."""
+    """The script without its easyckpt lines, run once; every other run must export the same."""
     folder = tmp_path_factory.mktemp("example") / "plain"
     folder.mkdir()
     for name in ("text_data.py", "ds_config.json"):
@@ -122,7 +122,7 @@ def test_a_killed_rank_under_torchrun_ends_bit_equal(plain: Path, folder: Path) 
     """torchrun restarts all ranks; they resume from what the saver holds in memory."""
     arguments = (
         "--cache_dir", str(folder.parent / "cache"), "--steps", str(STEPS), "--checkpoint_dir", "ckpt",
-        "--export", "final.safetensors", "--step_log", "steps", "--step_pause_s", "0.3",
+        "--export", "final.safetensors", "--step_log", "steps",
     )  # fmt: skip
     with open(folder / "output", "wb") as output:
         process = subprocess.Popen(
@@ -132,7 +132,7 @@ def test_a_killed_rank_under_torchrun_ends_bit_equal(plain: Path, folder: Path) 
     try:
         end = time.monotonic() + 300
         while not (
-            mine := [one for one in step_lines(folder / "steps") if one["rank"] == 1 and one["step"] >= 4]
+            mine := [one for one in step_lines(folder / "steps") if one["rank"] == 1 and one["step"] >= 10]
         ):
             assert process.poll() is None, (folder / "output").read_text()[-4000:]
             assert time.monotonic() < end

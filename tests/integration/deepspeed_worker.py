@@ -55,6 +55,8 @@ def _case(
     return config
 
 
+# The loss scale moves within the few steps of a case: up every second step, down from where it overflows.
+_FP16 = {"enabled": True, "initial_scale_power": 15, "loss_scale_window": 2, "hysteresis": 1}
 _CPU_ADAM = {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}}
 
 CASES: dict[str, dict[str, Any]] = {
@@ -63,9 +65,11 @@ CASES: dict[str, dict[str, Any]] = {
     "zero1_bf16_fp32_sums": _case(data_types={"grad_accum_dtype": "fp32"}),
     "zero1_accumulation": _case(gradient_accumulation_steps=2),
     "zero1_aligned": _case(zero={"parameter_alignment": True}),
+    "zero1_fp16": _case(without=("bf16",), fp16=_FP16),
     "zero2_bf16": _case(zero={"stage": 2}),
     "zero2_round_robin": _case(zero={"stage": 2, "round_robin_gradients": True}),
     "stage0_bf16": _case(zero={"stage": 0}),
+    "stage0_fp16": _case(without=("bf16",), fp16=_FP16, zero={"stage": 0}),
     "stage0_fp32": _case(without=("bf16",), zero={"stage": 0}),
     "sgd": _case(
         optimizer={"type": "SGD", "params": {"lr": 1e-2, "momentum": 0.9}}, zero_allow_untested_optimizer=True

@@ -23,9 +23,11 @@ CASES = (
     "zero1_bf16_fp32_sums",
     "zero1_accumulation",
     "zero1_aligned",
+    "zero1_fp16",
     "zero2_bf16",
     "zero2_round_robin",
     "stage0_bf16",
+    "stage0_fp16",
     "stage0_fp32",
     "sgd",
 )
