@@ -34,6 +34,11 @@ class HeldCommits:
         """Whether the oldest has waited long enough."""
         return self._since_s is not None and now - self._since_s >= COMMIT_HOLD_S
 
+    def newest(self, known: int | None, *, durable: bool) -> int | None:
+        """The newest committed step: what is held, or what the machine knows already."""
+        steps = [fact.step for fact in self._held.values() if fact.durable == durable]
+        return max(steps if known is None else [*steps, known], default=None)
+
     def take(self) -> tuple[StepCommitted, ...]:
         """All of them, oldest first; none waits afterwards."""
         taken = tuple(self._held.values())

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from aimaster.core.commands import CancelTimer, Command, EndNode, FinishJob, Prepare, SetTimer, StartWorkers
 from aimaster.core.detector import Detector
@@ -136,6 +137,7 @@ class MasterService:
             return refused
         # Watched from now on: its death must not be found out while its arrival waits in the queue.
         self._detector.watch(identity.node, identity.incarnation, self._clock.now())
+        self._queue_commits()
         outcome = await self._ledger.settle(
             NodeJoined(
                 node=identity.node,
@@ -190,8 +192,14 @@ class MasterService:
 
     def status(self) -> JobStatus:
         """All that people may know; costs time by the number of nodes."""
+        view = self._machine.view(self._clock.now())
+        view = replace(
+            view,
+            memory_step=self._held.newest(view.memory_step, durable=False),
+            durable_step=self._held.newest(view.durable_step, durable=True),
+        )
         return draw(
-            self._machine.view(self._clock.now()),
+            view,
             options=self._options,
             epoch=self._standing.life.epoch,
             table=self._table,

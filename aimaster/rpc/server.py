@@ -49,6 +49,8 @@ COMMANDS_WAITING_MAX = 64
 LIFE_SIGN_BEATS = 3
 LIFE_SIGN_S_MIN = 3.0
 """An old session has so many heartbeats, and at least so long, to show that its agent lives."""
+LAST_WORD_S = 2.0
+"""How long the last word to an agent may take; one that does not read is cut off."""
 STOP_GRACE_S = 1.0
 
 NodeCommand = Prepare | StartWorkers | EndNode
@@ -121,6 +123,11 @@ class Session:
             for wait in waits:
                 wait.cancel()
         return self._sign.is_set() and not self._end.is_set()
+
+    async def ended(self) -> None:
+        """Return once it was ended and a last word has had its time, whether or not the agent reads."""
+        await self._end.wait()
+        await asyncio.sleep(LAST_WORD_S)
 
     def end(self, farewell: Refused | None) -> None:
         """Close the stream, after a last word if there is one; the first call counts."""
@@ -283,16 +290,19 @@ class AgentServer:
         return session
 
     async def _converse(self, session: Session, context: Call) -> None:
-        reader = asyncio.create_task(self._read_all(session, context))
-        writer = asyncio.create_task(session.write_all(context))
+        tasks = [
+            asyncio.create_task(self._read_all(session, context)),
+            asyncio.create_task(session.write_all(context)),
+            asyncio.create_task(session.ended()),
+        ]
         try:
-            done, _ = await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            for task in (reader, writer):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read_all(self, session: Session, context: Call) -> None:
         identity = session.identity

@@ -149,8 +149,11 @@ def test_only_the_newest_commit_of_each_kind_is_held() -> None:
     held.hold(committed(2, durable=False), 12.0)
     assert not held.due(10.0 + COMMIT_HOLD_S - 0.1)
     assert held.due(10.0 + COMMIT_HOLD_S)
+    assert held.newest(None, durable=False) == 2
+    assert held.newest(9, durable=True) == 9
     assert [(fact.step, fact.durable) for fact in held.take()] == [(1, True), (2, False)]
     assert held.take() == ()
+    assert held.newest(None, durable=True) is None
     assert not held.due(1e9)
 
 
