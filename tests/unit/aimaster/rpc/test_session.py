@@ -240,3 +240,21 @@ def test_the_link_reports_only_an_agents_own_facts() -> None:
                 )
 
     asyncio.run(scenario())
+
+
+def test_an_agent_that_does_not_read_is_cut_off() -> None:
+    async def scenario() -> None:
+        master = RecordingMaster(interval_s=60.0)
+        async with serving(master) as (server, endpoint):
+            deaf = Agent(endpoint)
+            async with grpc.aio.insecure_channel(str(endpoint)) as channel:
+                call = channel.stream_stream(contract.SESSION_METHOD)()
+                await call.write(deaf.link._encode(hello()))
+                await until(lambda: server.connected(NodeId("n1")))
+                for generation in range(1, 200):
+                    server.send(prepare(generation))
+                await until(lambda: master.gone)
+                assert not server.connected(NodeId("n1"))
+                call.cancel()
+
+    asyncio.run(scenario())
