@@ -117,6 +117,7 @@ def test_a_lost_node_is_replaced_by_a_spare(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_frozen_master_blames_no_node(tmp_path: Path) -> None:
     import signal
 
