@@ -46,6 +46,10 @@ STOP_ANSWER_S = 10.0
 """How long the master may take to answer a request to stop before the agent stops by itself."""
 GOODBYE_S = 5.0
 """How long the last facts may take to reach the master."""
+DRAIN_S = 120.0
+"""How long the saver may take to make its newest step durable when the job has finished."""
+DRAIN_AFTER_STOP_S = 10.0
+"""The same when somebody wants it to end."""
 PERSIST_AT_PREEMPTION_S = 120.0
 """How long the newest step in memory may take to become durable; a scheduler's SIGKILL may come first."""
 
@@ -113,6 +117,7 @@ class Agent:
         self._linking: asyncio.Task[None] | None = None
         self._asked_to_stop: asyncio.Future[AimasterError] = asyncio.get_running_loop().create_future()
         self._stop_signal: signal.Signals | None = None
+        self._leaving = False
 
     async def run(self) -> int:
         """Live until the job needs this node no more; the exit code."""
@@ -125,8 +130,9 @@ class Agent:
             ending = Ending(exit_code=int(error.exit_code))
             raise
         finally:
-            forget_signals()
+            self._leaving = True
             await self._leave(ending or Ending(exit_code=int(OwnBug.exit_code)))
+            forget_signals()
 
     async def _live(self) -> EndNode | AimasterError:
         """Start, work, and find out what ends it."""
@@ -243,10 +249,13 @@ class Agent:
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stop_signal is not None:
             if number in (signal.SIGINT, signal.SIGTERM):
-                self._end_with(number, "a second signal")
+                self._end_at_once(number)
             return
         self._stop_signal = number
-        say(f"{number.name}: stopping the job")
+        if self._leaving:
+            say(f"{number.name}: already leaving; a second one ends at once")
+            return
+        say(f"{number.name}: stopping the job; a second one ends at once")
         if self._link is None or self._link.connected_since is None:
             self._end_with(number, "no master to ask")
             return
@@ -262,6 +271,12 @@ class Agent:
         asyncio.get_running_loop().call_later(
             STOP_ANSWER_S, self._end_with, number, "the master has not answered"
         )
+
+    def _end_at_once(self, number: signal.Signals) -> None:
+        """Leave now: the kernel ends workers, template and master with us, and a saver sweeps up later."""
+        say(f"{number.name} again: ending at once")
+        kind = Interrupted if meaning(number) is StopKind.INTERRUPT else Preempted
+        os._exit(int(kind.exit_code))
 
     def _end_with(self, number: signal.Signals, why: str) -> None:
         if not self._asked_to_stop.done():
@@ -281,7 +296,7 @@ class Agent:
             await self._say_goodbye(self._link, ending.exit_code)
         saver_lingers = self._saver.holds_steps and not ending.clean
         if not saver_lingers:
-            await self._saver.finish()
+            await self._saver.finish(DRAIN_S if ending.exit_code == 0 else DRAIN_AFTER_STOP_S)
         else:
             await self._saver.release()
         await self._meeting.part(master_too=self._link is None or self._link.lost_since is not None)

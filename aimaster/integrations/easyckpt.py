@@ -27,8 +27,6 @@ from easyckpt.errors import EasyckptError
 from easyckpt.saver.client import SaverClient, SaverOptions, SaverProcess, SaverStatus, spawn
 from easyckpt.saver.protocol import Begin
 
-DRAIN_S = 120.0
-"""How long a saver may take to make its newest step durable at a clean end."""
 END_S = 10.0
 """How long a drained saver may take to be gone."""
 RESTARTS_MAX = 20
@@ -168,14 +166,14 @@ class NodeSaver:
             self._say(f"the newest step in memory did not become durable: {error}")
             return None
 
-    async def finish(self) -> None:
-        """Drain the saver and see it gone: the job is over."""
+    async def finish(self, drain_s: float) -> None:
+        """Drain the saver for `drain_s` at most, and see it gone: nobody will come back to it."""
         client, process = self._client, self._process
         self._client = None
         if client is not None and process is not None:
             try:
-                await self._ask(lambda: client.shutdown(DRAIN_S))
-                await self._ask(lambda: _wait_gone(process, DRAIN_S + END_S))
+                await self._ask(lambda: client.shutdown(drain_s))
+                await self._ask(lambda: _wait_gone(process, drain_s + END_S))
             except (EasyckptError, TimeoutError) as error:
                 self._say(f"the checkpoint saver was left to end by itself: {error}")
         self._thread.shutdown(wait=False)
@@ -226,7 +224,9 @@ class NodeSaver:
         except (EasyckptError, OSError) as error:
             self._in_trouble(f"no checkpoint saver: {error}")
         else:
-            self._say(f"the checkpoint saver was started again (pid {self.pid})")
+            assert self._process is not None
+            how = "was cut off and is back" if self._process.adopted else "was started again"
+            self._say(f"the checkpoint saver {how} (pid {self.pid})")
 
     def _in_trouble(self, sentence: str) -> None:
         if sentence != self.trouble:
