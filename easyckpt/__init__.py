@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING
 from easyckpt.errors import EasyckptError
 
 if TYPE_CHECKING:
-    from easyckpt.api import Checkpointer, SaveHandle, close, init, load, save
+    from easyckpt.api import Checkpointer, close, init, load, save
+    from easyckpt.handle import SaveHandle
     from easyckpt.rng import RNG
 
 __all__ = ["RNG", "Checkpointer", "EasyckptError", "SaveHandle", "close", "init", "load", "save"]
@@ -32,7 +33,7 @@ __all__ = ["RNG", "Checkpointer", "EasyckptError", "SaveHandle", "close", "init"
 _HOMES = {
     "RNG": "easyckpt.rng",
     "Checkpointer": "easyckpt.api",
-    "SaveHandle": "easyckpt.api",
+    "SaveHandle": "easyckpt.handle",
     "close": "easyckpt.api",
     "init": "easyckpt.api",
     "load": "easyckpt.api",

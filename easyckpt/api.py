@@ -1,4 +1,4 @@
-"""The public face: `Checkpointer`, `SaveHandle`, and the same as functions with a default checkpointer.
+"""The public face: `Checkpointer`, and the same as functions with a default checkpointer.
 
 A save copies the state into the saver's memory before it returns; hashing, copying to a peer and writing to
 storage happen in the saver process, whatever becomes of this one. Trouble in the background is never raised
@@ -17,30 +17,20 @@ import os
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Literal, SupportsIndex
+from typing import Any, SupportsIndex
 
 from easyckpt.bootstrap import Mooring, moor
-from easyckpt.errors import (
-    EasyckptError,
-    EnvironmentFault,
-    Misuse,
-    SaveAbandoned,
-    SaveNotDone,
-    SaverUnavailable,
-    SaveSkipped,
-    SaveTimeout,
-)
+from easyckpt.errors import EasyckptError, EnvironmentFault, Misuse, SaveNotDone, SaverUnavailable
+from easyckpt.handle import SaveHandle
 from easyckpt.layout import Layout, layout_from_dict, layout_to_dict
-from easyckpt.link import Grant, Piece, RankLink, Seat, query
+from easyckpt.link import Grant, Piece, RankLink
 from easyckpt.loader import Loader
 from easyckpt.plain import unpack
 from easyckpt.saver.protocol import Closed, Open, StageInfo
 from easyckpt.snapshot import fit_layout, read_plain, reader, write
 from easyckpt.state import Capture, capture, check_state
 
-__all__ = ["Checkpointer", "SaveHandle", "StageName", "close", "init", "load", "save"]
-
-StageName = Literal["memory", "replicated", "durable"]
+__all__ = ["Checkpointer", "close", "init", "load", "save"]
 
 RETRY_SAVER_S = 1.0
 """How often a lost saver is looked for, at most."""
@@ -48,87 +38,6 @@ RETRY_SAVER_S = 1.0
 CLOSE_TIMEOUT_S = 600.0
 
 _LOG = logging.getLogger("easyckpt")
-_STAGES = ("memory", "replicated", "durable")
-_FINAL = ("skipped", "abandoned", "durable", "failed")
-
-
-class SaveHandle:
-    """One save on its way: ``staging → memory → replicated → durable``, or ``skipped``, ``abandoned``,
-    ``failed``.
-
-    ``memory`` is reached when every rank's copy is complete, ``replicated`` when each has a copy on another
-    node (on one node: when it is durable), ``durable`` when the checkpoint is visible on storage.
-    """
-
-    def __init__(self, step: int, *, seat: Seat | None, info: StageInfo) -> None:
-        self.step = step
-        self._seat = seat
-        self._info = info
-
-    def __repr__(self) -> str:
-        reason = f", {self._info.reason!r}" if self._info.reason else ""
-        return f"SaveHandle(step={self.step}, {self._info.stage!r}{reason})"
-
-    @property
-    def stage(self) -> str:
-        """How far the step is now. Asks the saver; the last answer if that is gone."""
-        if self._info.stage not in _FINAL and self._seat is not None:
-            try:
-                self._info = query(self._seat, self.step, stage="", timeout_s=0.0)
-            except SaverUnavailable as error:
-                _LOG.debug("step %d: %s", self.step, error)
-        return self._info.stage
-
-    @property
-    def skipped(self) -> bool:
-        """Whether the save never began."""
-        return self._info.stage == "skipped"
-
-    @property
-    def reason(self) -> str:
-        """Why it was skipped or given up, or what holds it up; empty if nothing does."""
-        return self._info.reason
-
-    def wait(self, stage: StageName = "durable", timeout: float | None = None) -> None:
-        """Wait until the step got to a stage. On a step that is only in memory, ``durable`` has it persisted.
-
-        Args:
-            stage: ``memory``, ``replicated`` or ``durable``.
-            timeout: seconds; None is as long as it takes.
-
-        Raises:
-            SaveSkipped: the save never began.
-            SaveAbandoned: it was given up.
-            SaveTimeout: the time is over; the save goes on.
-            SaverUnavailable: the saver is gone.
-        """
-        if stage not in _STAGES:
-            raise Misuse(f"no stage {stage!r}", hint=f"one of {', '.join(_STAGES)}")
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            self._raise_if_over(stage)
-            if self._info.stage in _STAGES and _STAGES.index(self._info.stage) >= _STAGES.index(stage):
-                return
-            left = 60.0 if deadline is None else deadline - time.monotonic()
-            if left <= 0:
-                why = f": {self._info.reason}" if self._info.reason else ""
-                raise SaveTimeout(
-                    f"it is at {self._info.stage!r} after {timeout:g} s{why}", where=self._where
-                )
-            assert self._seat is not None
-            self._info = query(self._seat, self.step, stage=stage, timeout_s=min(left, 60.0))
-
-    @property
-    def _where(self) -> str:
-        return f"step {self.step}"
-
-    def _raise_if_over(self, stage: str) -> None:
-        if self._info.stage == "skipped":
-            raise SaveSkipped(f"skipped: {self._info.reason}", where=self._where)
-        if self._info.stage == "abandoned":
-            raise SaveAbandoned(f"given up before it was {stage}: {self._info.reason}", where=self._where)
-        if self._info.stage == "failed":
-            raise SaverUnavailable(self._info.reason, where=self._where)
 
 
 class Checkpointer:
@@ -154,7 +63,8 @@ class Checkpointer:
     ) -> None:
         self._root = _absolute(root)
         self._open_options = _options(self._root, disk_interval, keep)
-        # Only reads the environment: where an agent started us, a missing variable is seen here and not later.
+        # Only reads the environment: where an agent started us, a missing variable is seen here and not
+        # later.
         self._mooring: Mooring | None = moor(self._root) if os.environ.get("EASYCKPT_SAVER") else None
         self._link: RankLink | None = None
         self._layout: Layout | None = None
@@ -276,7 +186,7 @@ class Checkpointer:
             _LOG.info("step %d is not saved: %s", step, answer.reason)
             return SaveHandle(step, seat=link.seat, info=answer)
         try:
-            write(answer.slot, layout, captured, fresh=answer.last_layout != layout.digest)
+            write(answer.slot, layout, captured=captured, fresh=answer.last_layout != layout.digest)
         except BaseException as error:
             link.abort(step, f"the copy failed: {type(error).__name__}: {error}"[:500])
             raise

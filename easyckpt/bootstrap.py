@@ -157,6 +157,7 @@ def _moor_alone(root: str, placement: Placement) -> Mooring:
         node_id=socket.gethostname(),
         linger_s=LINGER_S,
         log_path=_log_path(path),
+        remove_quiet_log=True,
     )
     found = spawn(options)
     with SaverClient(path, job_id=job_id, role="visitor") as client:
@@ -186,7 +187,7 @@ class _Gathering:
         if not self._me.store_host or not self._me.store_port:
             raise Misuse("MASTER_ADDR and MASTER_PORT are not set, though this is one rank of several")
         try:
-            return dist.TCPStore(
+            return dist.TCPStore(  # type: ignore[attr-defined]
                 self._me.store_host,
                 self._me.store_port,
                 is_master=False,
@@ -263,6 +264,7 @@ class _Gathering:
             linger_s=LINGER_S,
             listen=f"{_own_address(self._me.store_host)}:0" if several else "",
             log_path=_log_path(path),
+            remove_quiet_log=True,
         )
         spawn(options)
         with SaverClient(path, job_id=job_id, role="visitor") as client:

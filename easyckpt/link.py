@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from easyckpt.errors import Misuse, ProtocolError
 from easyckpt.saver.channel import BlockingChannel
+from easyckpt.saver.frames import read_failure
 from easyckpt.saver.protocol import (
     Close,
     Closed,
@@ -30,7 +31,6 @@ from easyckpt.saver.protocol import (
     StageQuery,
     StageRefuse,
     Welcome,
-    read_failure,
 )
 from easyckpt.saver.protocol import Failure as FailureMessage
 from easyckpt.slots import map_private, map_shared

@@ -158,8 +158,7 @@ class _Packer:
         for key, item in value.items():
             pairs.append(self._wire(key, f"{path}{{key}}", depth))
             pairs.append(self._wire(item, join(path, key), depth))
-        code = {dict: Code.PAIRS, OrderedDict: Code.ORDERED_DICT, Counter: Code.COUNTER}[kind]
-        return _ext(code, pairs)
+        return _ext(_PAIR_CODES[kind], pairs)
 
     def _items(self, value: Any, path: str, depth: int) -> list[Any]:
         return [self._wire(item, join(path, index), depth) for index, item in enumerate(value)]
@@ -178,11 +177,16 @@ class _Packer:
         raise UnsupportedValue(
             f"a value of type {_type_name(value)} cannot be stored",
             where=path or "state",
-            hint="store tensors, numbers, text, bytes, lists, tuples, dicts, sets or arrays, or give the object "
-            "state_dict() and load_state_dict()",
+            hint="store tensors, numbers, text, bytes, lists, tuples, dicts, sets or arrays, or give the "
+            "object state_dict() and load_state_dict()",
         )
 
 
+_PAIR_CODES: dict[Any, Code] = {
+    dict: Code.PAIRS,
+    OrderedDict: Code.ORDERED_DICT,
+    Counter: Code.COUNTER,
+}
 _CONTAINERS = (list, tuple, dict, set, frozenset, OrderedDict, Counter)
 
 
@@ -269,7 +273,7 @@ def _pairs(items: list[Any]) -> list[tuple[Any, Any]]:
 
 def _array(payload: list[Any]) -> np.ndarray[Any, Any]:
     dtype, shape, data = payload
-    return np.frombuffer(data, dtype=_plain_dtype(dtype)).reshape(shape).copy()
+    return np.array(np.frombuffer(data, dtype=_plain_dtype(dtype)).reshape(shape))
 
 
 def _scalar(payload: list[Any]) -> Any:

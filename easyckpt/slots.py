@@ -94,8 +94,8 @@ class Slot:
         """Give the memory back, as soon as no worker maps it any more. May be called twice."""
         if self.fd < 0:
             return
-        self.view.release()
         with contextlib.suppress(BufferError):  # a reader still has a view; the mapping goes with it
+            self.view.release()
             self._map.close()
         os.close(self.fd)
         self.fd = -1

@@ -53,7 +53,7 @@ def _fits(captured: Capture, layout: Layout) -> bool:
     return True
 
 
-def write(slot: mmap.mmap, layout: Layout, captured: Capture, *, fresh: bool) -> None:
+def write(slot: mmap.mmap, layout: Layout, *, captured: Capture, fresh: bool) -> None:
     """Copy a state into a slot. Blocks until every byte is there.
 
     Args:

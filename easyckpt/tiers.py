@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from easyckpt.saver.protocol import Held, Key, Source
+from easyckpt.saver.peering import Source
+from easyckpt.saver.protocol import Held, Key
 
 __all__ = ["DISK", "MEMORY", "PEER", "OnDisk", "Plan", "choose"]
 

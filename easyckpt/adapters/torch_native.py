@@ -83,7 +83,7 @@ def _refuse_unsupported(module: nn.Module, path: str) -> None:
                     hint="use fully_shard (FSDP2)",
                 )
     for name, tensor in _all_tensors(module):
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        if isinstance(tensor, (nn.UninitializedParameter, nn.UninitializedBuffer)):
             raise UnsupportedValue(
                 "a lazy parameter has no shape yet",
                 where=f"{path}.{name}",

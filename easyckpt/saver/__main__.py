@@ -57,6 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
         _tell(options.ready_fd, {"error": type(error).__name__, "what": error.what, "where": error.where})
         logging.getLogger("easyckpt.saver").error("%s", error)
         return error.exit_code
+    _put_log_away(options)
     if options.then:
         os.execv(options.then[0], options.then)
     return 0
@@ -109,6 +110,7 @@ def _set_up_log(path: str) -> None:
     logger = logging.getLogger("easyckpt.saver")
     logger.setLevel(logging.INFO)
     logger.propagate = False
+    logger.addHandler(_Loudness(logging.WARNING))
     if path:
         try:
             handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=1)
@@ -118,6 +120,22 @@ def _set_up_log(path: str) -> None:
         logger.addHandler(handler)
     else:
         logger.addHandler(logging.NullHandler())
+
+
+class _Loudness(logging.Handler):
+    """Remembers whether anything was worth a warning."""
+
+    heard = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        _Loudness.heard = True
+
+
+def _put_log_away(options: argparse.Namespace) -> None:
+    logging.shutdown()
+    if options.log and options.remove_quiet_log and not _Loudness.heard:
+        Path(options.log).unlink(missing_ok=True)
 
 
 def _tell(fd: int, message: dict[str, object]) -> None:
@@ -144,10 +162,14 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--memory-limit", type=int, default=None, help="bytes that slots may take")
     parser.add_argument("--headroom", type=int, default=None, help="bytes that slots leave free")
     parser.add_argument("--log", default="")
+    parser.add_argument("--remove-quiet-log", action="store_true", help="no log is left if all went well")
     parser.add_argument("--ready-fd", type=int, default=-1)
     parser.add_argument("--then", type=json.loads, default=(), help="JSON list: what to execute at the end")
     return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    # Threads that still hang in storage must not keep the process; all that matters is closed.
+    os._exit(code)

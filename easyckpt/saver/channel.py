@@ -15,15 +15,8 @@ import struct
 from typing import TypeVar
 
 from easyckpt.errors import ProtocolError, SaverUnavailable
-from easyckpt.saver.protocol import (
-    HEAD,
-    Failure,
-    Message,
-    decode_frame,
-    encode_frame,
-    frame_length,
-    read_failure,
-)
+from easyckpt.saver.frames import HEAD, decode_frame, encode_frame, frame_length, read_failure
+from easyckpt.saver.protocol import Failure, Message
 
 __all__ = ["AsyncChannel", "BlockingChannel", "peer_credentials"]
 

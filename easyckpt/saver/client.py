@@ -52,6 +52,8 @@ class SaverOptions:
     memory_limit: int | None = None
     headroom: int | None = None
     log_path: str = ""
+    remove_quiet_log: bool = False
+    """Whether a log without a warning in it is removed at the end."""
     then: tuple[str, ...] = ()
     """A command that the saver becomes at its end, to clear away what its owner could not; empty for none."""
 
@@ -65,6 +67,8 @@ class SaverOptions:
             command += ["--memory-limit", str(self.memory_limit)]
         if self.headroom is not None:
             command += ["--headroom", str(self.headroom)]
+        if self.remove_quiet_log:
+            command.append("--remove-quiet-log")
         if self.then:
             command += ["--then", json.dumps(self.then)]
         return command

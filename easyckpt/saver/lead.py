@@ -11,32 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Executor
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from easyckpt.errors import EasyckptError
-from easyckpt.saver.disk import DiskView, Life, Vault, decode_ref
+from easyckpt.saver.commits import Commits, Spawn, Threads
+from easyckpt.saver.disk import DiskView
 from easyckpt.saver.ledger import Change, Ledger, PersistPolicy
-from easyckpt.saver.protocol import (
+from easyckpt.saver.peering import (
     Ask,
-    Begin,
     Drained,
     DrainWanted,
-    Failure,
     Health,
-    Held,
     Inventory,
     InventoryAsk,
-    Key,
     LoadWanted,
     Members,
-    Message,
-    Open,
     Opened,
     Persisted,
-    PersistStep,
     Prepared,
     RankLoaded,
     Refused,
@@ -47,6 +38,7 @@ from easyckpt.saver.protocol import (
     StageReached,
     Verdict,
 )
+from easyckpt.saver.protocol import Begin, Failure, Held, Message
 from easyckpt.saver.rounds import Rounds
 from easyckpt.tiers import Plan, choose
 
@@ -66,7 +58,6 @@ FORGOTTEN_LOAD = (
 _LOG = logging.getLogger("easyckpt.saver")
 
 SendTo = Callable[[Message], None]
-Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
 
 
 class Lead:
@@ -74,49 +65,40 @@ class Lead:
 
     Args:
         begin: the generation.
-        executor: for blocking calls.
+        threads: for blocking calls.
         spawn: starts a background task whose failure is recorded.
         clock: monotonic seconds.
     """
 
-    def __init__(self, begin: Begin, *, executor: Executor, spawn: Spawn, clock: Callable[[], float]) -> None:
+    def __init__(self, begin: Begin, *, threads: Threads, spawn: Spawn, clock: Callable[[], float]) -> None:
         self._begin = begin
-        self._executor = executor
         self._spawn = spawn
         self._clock = clock
         self._members: dict[int, SendTo] = {}
         self._registered: dict[int, Register] = {}
-        self._options: Open | None = None
-        self._vault: Vault | None = None
         self._ledger = Ledger(
             generation=begin.generation,
             world_size=begin.world_size,
             replicas=begin.nodes > 1 and begin.replicas > 0,
             policy=PersistPolicy(),
         )
+        self._commits = Commits(
+            begin, ledger=self._ledger, threads=threads, spawn=spawn, clock=clock, host=self
+        )
         self._rounds = Rounds(self)
         self._ready = asyncio.Event()
         self._waiting: list[Ask] = []
         self._may_save: asyncio.Task[None] | None = None
         self._save_refusal: str | None = None
-        self._life: Life | None = None
-        self._resumed: int | None = None
-        self._life_lock = asyncio.Lock()
-        self._fragments: dict[int, Persisted] = {}
-        self._fragments_event = asyncio.Event()
-        self._order: PersistStep | None = None
-        self._persisting: asyncio.Task[None] | None = None
         self._inventories: dict[int, tuple[Held, ...]] = {}
         self._inventory_number = 0
         self._inventory_event = asyncio.Event()
-        self._tidying = False
         self._drains: set[int] = set()
         self._health: Health | None = None
         self._closed = False
         spawn(self._tick(), "the lead's clock")
 
-    # --- what a restore needs (RestoreHost)
-    # -------------------------------------------------------------------
+    # --- what a restore and the commits need (RestoreHost, CommitHost) ---
 
     @property
     def generation(self) -> int:
@@ -131,7 +113,8 @@ class Lead:
     @property
     def root(self) -> str:
         """The checkpoint folder."""
-        return self._options.root if self._options is not None else ""
+        options = self._commits.options
+        return options.root if options is not None else ""
 
     async def gather(self) -> Mapping[int, tuple[Held, ...]]:
         """What members hold now. One that is away answers by registering again."""
@@ -150,9 +133,7 @@ class Lead:
 
     async def look(self) -> DiskView:
         """What storage offers."""
-        vault = self._vault
-        assert vault is not None, "a load comes after an open"
-        return await asyncio.get_running_loop().run_in_executor(self._executor, vault.look)
+        return await self._commits.look()
 
     def send(self, node_rank: int, message: Message) -> None:
         """To one member; lost if it is away, which it makes good when it registers again."""
@@ -168,17 +149,11 @@ class Lead:
     def settle_restore(self, plan: Plan | None) -> None:
         """All ranks resume from here: older history ends, and storage learns of this life."""
         step = plan.step if plan is not None else None
-        if self._persisting is not None:
-            self._persisting.cancel()
-            self._order = None
         self._ledger.restored(step, durable=plan is not None and plan.durable, now=self._clock())
-        self._life = None
-        self._resumed = step
-        self._spawn(self._try_begin_life(), "the record of this life")
+        self._commits.settle(step)
         self._tell_health()
 
-    # --- members
-    # ---------------------------------------------------------------------------------------------
+    # --- members ---
 
     def receive(self, node_rank: int, message: Message, reply: SendTo) -> None:
         """A member's message. Never blocks."""
@@ -188,18 +163,15 @@ class Lead:
             self._open(message, reply)
         elif isinstance(message, Ask):
             self._waiting.append(message)
-            self._after(())
+            self.after(())
         elif isinstance(message, Sealed):
-            self._after(self._ledger.sealed(message.rank, message.step))
+            self.after(self._ledger.sealed(message.rank, message.step))
         elif isinstance(message, StageFailed):
-            self._after(self._ledger.failed(message.rank, message.step, message.reason))
+            self.after(self._ledger.failed(message.rank, message.step, message.reason, now=self._clock()))
         elif isinstance(message, Replicated):
-            self._after(self._ledger.replicated_by(message.rank, message.step, message.error))
+            self.after(self._ledger.replicated_by(message.rank, message.step, message.error))
         elif isinstance(message, Persisted):
-            order = self._order
-            if order is not None and (message.key, message.life) == (order.key, order.life):
-                self._fragments[message.node_rank] = message
-                self._fragments_event.set()
+            self._commits.persisted(message)
         elif isinstance(message, LoadWanted):
             self._spawn(self._load(message, node_rank), "a load")
         elif isinstance(message, Prepared):
@@ -210,7 +182,7 @@ class Lead:
         elif isinstance(message, DrainWanted):
             self._drains.add(message.node_rank)
             self._ledger.want_persist()
-            self._after(())
+            self.after(())
         elif isinstance(message, RankLoaded):
             _LOG.info("rank %d resumed from step %d (%s)", message.rank, message.step, message.tier)
         else:
@@ -243,11 +215,12 @@ class Lead:
             self._take_over()
         else:
             self._rounds.again(message.node_rank)
-            if self._order is not None and message.node_rank not in self._fragments:
-                reply(self._order)
+            order = self._commits.outstanding(message.node_rank)
+            if order is not None:
+                reply(order)
             for piece in message.held:
                 if piece.key.generation == self.generation:
-                    self._after(self._ledger.sealed(piece.rank, piece.key.step))
+                    self.after(self._ledger.sealed(piece.rank, piece.key.step))
         self._check_ready()
 
     def _note_inventory(self, node_rank: int, held: tuple[Held, ...]) -> None:
@@ -265,46 +238,39 @@ class Lead:
         plan = choose(own, (), node_of_rank=self.node_of_rank())
         if plan is not None:
             self._ledger.restored(plan.step, durable=False, now=self._clock())
-            self._resumed = plan.step
+            self._commits.take_over(plan.step)
 
     def _open(self, message: Opened, reply: SendTo) -> None:
         options = message.options
         if options.continuing:
             self._rounds.loaded = True
-        if self._options is None:
-            self._options = options
-            self._vault = Vault(options.root)
-            self._ledger.policy = PersistPolicy(
-                every_steps=options.disk_interval_steps, every_s=options.disk_interval_s
-            )
-        elif options.root != self._options.root:
-            what = f"node {message.node_rank} saves to {options.root}, and others to {self._options.root}"
+        if self._commits.options is None:
+            self._commits.open(options)
+        elif options.root != self.root:
+            what = f"node {message.node_rank} saves to {options.root}, and others to {self.root}"
             failure = Failure(kind="Misuse", what=what, hint="give all ranks the same checkpoint folder")
             reply(Refused(failure=failure))
             return
         self._check_ready()
 
     def _check_ready(self) -> None:
-        if len(self._registered) == self._begin.nodes and self._vault is not None:
+        if len(self._registered) == self._begin.nodes and self._commits.options is not None:
             self._ready.set()
-            self._after(())
+            self.after(())
 
-    # --- saves
-    # -----------------------------------------------------------------------------------------------
+    # --- saves ---
 
-    def _after(self, changes: tuple[Change, ...]) -> None:
+    def after(self, changes: tuple[Change, ...]) -> None:
         """Tell what changed, answer who waits, begin what is due."""
         for change in changes:
             _LOG.debug("step %d: %s %s", change.step, change.stage.value, change.reason)
             self.broadcast(StageReached(step=change.step, stage=change.stage.value, reason=change.reason))
         if self._closed or not self._ready.is_set():
-            if self._vault is None:  # no rank has opened a checkpointer: there is nothing to drain
+            if self._commits.options is None:  # no rank has opened a checkpointer: there is nothing to drain
                 self._answer_drains()
             return
         self._answer_asks()
-        step = self._ledger.next_persist(self._clock())
-        if step is not None:
-            self._persisting = self._spawn(self._persist(step), "a persist")
+        self._commits.start_if_due()
         self._tell_health()
         self._answer_drains()
 
@@ -348,73 +314,7 @@ class Lead:
             _LOG.warning("storage cannot be looked at: %s", error)
             found = False
         self._save_refusal = FORGOTTEN_LOAD if found and not self._rounds.loaded else ""
-        self._after(())
-
-    async def _persist(self, step: int) -> None:
-        try:
-            error = await asyncio.wait_for(self._persist_parts(step), PERSIST_TIMEOUT_S)
-        except asyncio.TimeoutError:
-            lacking = sorted(set(range(self._begin.nodes)) - set(self._fragments))
-            error = f"step {step}: nodes {lacking} did not write within {PERSIST_TIMEOUT_S:g} s"
-        except (EasyckptError, OSError) as trouble:
-            error = f"step {step}: {trouble}"
-        if error:
-            _LOG.warning("not durable: %s", error)
-        self._order = None
-        self._after(self._ledger.persisted(step, error=error, now=self._clock()))
-        if not error:
-            self._spawn(self._tidy(), "retention")
-
-    async def _persist_parts(self, step: int) -> str:
-        life = await self._ensure_life()
-        order = PersistStep(key=Key(self.generation, step), life=life.generation, run_id=life.run_id)
-        self._fragments.clear()
-        self._order = order
-        self.broadcast(order)
-        while len(self._fragments) < self._begin.nodes:
-            self._fragments_event.clear()
-            await self._fragments_event.wait()
-        failed = [message for message in self._fragments.values() if message.error]
-        if failed:
-            return f"node {failed[0].node_rank}: {failed[0].error}"
-        vault = self._vault
-        assert vault is not None
-        commit = partial(
-            vault.commit,
-            tuple(decode_ref(message.fragment) for message in self._fragments.values()),
-            life=life,
-            step=step,
-            world_size=self._begin.world_size,
-            metrics=dict(self._ledger.metrics_of(step)),
-        )
-        return await asyncio.get_running_loop().run_in_executor(self._executor, commit)
-
-    async def _ensure_life(self) -> Life:
-        async with self._life_lock:
-            if self._life is None:
-                vault = self._vault
-                assert vault is not None
-                begin = partial(
-                    vault.begin_life, world_size=self._begin.world_size, resumed_step=self._resumed
-                )
-                self._life = await asyncio.get_running_loop().run_in_executor(self._executor, begin)
-            return self._life
-
-    async def _try_begin_life(self) -> None:
-        try:
-            await self._ensure_life()
-        except (EasyckptError, OSError) as error:
-            _LOG.warning("this life is not recorded on storage yet: %s", error)
-
-    async def _tidy(self) -> None:
-        if self._tidying or self._life is None or self._options is None or self._vault is None:
-            return
-        self._tidying = True
-        try:
-            tidy = partial(self._vault.tidy, keep=self._options.keep, generation=self._life.generation)
-            await asyncio.get_running_loop().run_in_executor(self._executor, tidy)
-        finally:
-            self._tidying = False
+        self.after(())
 
     def _answer_drains(self) -> None:
         if not self._drains:
@@ -422,10 +322,14 @@ class Lead:
         ledger = self._ledger
         if ledger.persisting is not None or not (ledger.is_settled or ledger.persist_trouble):
             return
-        drained = Drained(memory_step=ledger.complete, durable_step=ledger.durable, degraded=ledger.trouble)
+        drained = Drained(memory_step=ledger.complete, durable_step=ledger.durable, degraded=self._trouble)
         for node_rank in sorted(self._drains):
             self.send(node_rank, drained)
         self._drains.clear()
+
+    @property
+    def _trouble(self) -> str:
+        return "; ".join(text for text in (self._commits.trouble, self._ledger.trouble) if text)
 
     def _tell_health(self) -> None:
         ledger = self._ledger
@@ -433,7 +337,7 @@ class Lead:
             memory_step=ledger.complete,
             replicated_step=ledger.replicated,
             durable_step=ledger.durable,
-            degraded=ledger.trouble,
+            degraded=self._trouble,
         )
         if health != self._health:
             self._health = health
@@ -446,7 +350,7 @@ class Lead:
     async def _tick(self) -> None:
         while not self._closed:
             await asyncio.sleep(TICK_S)
-            self._after(self._ledger.expire(self._clock()))
+            self.after(self._ledger.expire(self._clock()))
 
     def close(self) -> None:
         """The generation is over."""

@@ -193,12 +193,15 @@ class Ledger:
             self._in_flight = None
         return (Change(step=step, stage=Stage.MEMORY), *self._finish_copies())
 
-    def failed(self, rank: int, step: int, reason: str) -> tuple[Change, ...]:
-        """A granted copy will not come."""
-        entry = self._in_flight
-        if entry is None or entry.step != step or entry.stage is not Stage.STAGING:
+    def failed(self, rank: int, step: int, reason: str, *, now: float) -> tuple[Change, ...]:
+        """A copy will not come. If the step was not asked for yet, it is given up before others begin it."""
+        if step not in self._steps and step > self._newest_asked:
+            entry = self._note(step, Stage.ABANDONED, f"rank {rank}: {reason}", now)
+            return (Change(step=step, stage=entry.stage, reason=entry.reason),)
+        current = self._in_flight
+        if current is None or current.step != step or current.stage is not Stage.STAGING:
             return ()
-        return self._abandon(entry, f"rank {rank}: {reason}")
+        return self._abandon(current, f"rank {rank}: {reason}")
 
     def replicated_by(self, rank: int, step: int, error: str = "") -> tuple[Change, ...]:
         """A rank's piece has a verified copy on another node, or cannot have one."""

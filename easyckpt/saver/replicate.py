@@ -23,9 +23,11 @@ from easyckpt.errors import (
 )
 from easyckpt.saver.auth import prove_as_client
 from easyckpt.saver.channel import AsyncChannel
+from easyckpt.saver.frames import make_failure
 from easyckpt.saver.holdings import Holdings, Piece, PieceState, SlotsBusy
-from easyckpt.saver.protocol import Done, Held, Key, Pull, Put, Send, make_failure
-from easyckpt.saver.protocol import Piece as PieceFollows
+from easyckpt.saver.peering import Piece as PieceFollows
+from easyckpt.saver.peering import Pull, Put, Send
+from easyckpt.saver.protocol import Done, Held, Key
 
 __all__ = ["Dialer", "accept_put", "hash_piece", "parse_address", "pull", "put", "serve_pull"]
 
@@ -115,7 +117,7 @@ async def hash_piece(piece: Piece, executor: Executor) -> str:
 
 
 async def put(
-    dialer: Dialer, address: str, piece: Piece, *, generation: int, protect: tuple[Key, ...]
+    dialer: Dialer, address: str, *, piece: Piece, generation: int, protect: tuple[Key, ...]
 ) -> None:
     """Have a peer keep a copy; returns when it has proved it.
 
@@ -149,7 +151,7 @@ async def _put(channel: AsyncChannel, piece: Piece, generation: int, protect: tu
 
 
 async def accept_put(
-    channel: AsyncChannel, message: Put, holdings: Holdings, executor: Executor
+    channel: AsyncChannel, message: Put, *, holdings: Holdings, executor: Executor
 ) -> Piece | None:
     """The other side of `put`. Returns the copy, or None when it was refused."""
     held = message.held
@@ -194,7 +196,7 @@ async def _fill(channel: AsyncChannel, piece: Piece, digest: str, executor: Exec
 
 
 async def pull(
-    dialer: Dialer, address: str, question: Pull, *, target: Held, holdings: Holdings, executor: Executor
+    dialer: Dialer, address: str, *, question: Pull, target: Held, holdings: Holdings, executor: Executor
 ) -> Piece:
     """Fetch a piece from a peer's memory into a slot of ours, proved.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from concurrent.futures import Executor
 from functools import partial
 
 import msgspec
@@ -19,9 +18,11 @@ import msgspec
 from easyckpt.errors import CorruptCheckpoint, EasyckptError, IncompleteCheckpoint, SaverUnavailable
 from easyckpt.layout import layout_to_dict
 from easyckpt.manifest import Manifest
+from easyckpt.saver.commits import Threads
 from easyckpt.saver.disk import Vault
 from easyckpt.saver.holdings import Holdings, Piece, PieceState, SlotsBusy
-from easyckpt.saver.protocol import Held, Key, Prepare, Prepared, Pull, Source
+from easyckpt.saver.peering import Prepare, Prepared, Pull, Source
+from easyckpt.saver.protocol import Begin, Held, Key
 from easyckpt.saver.replicate import Dialer, hash_piece, pull
 from easyckpt.tiers import DISK, MEMORY
 
@@ -34,21 +35,18 @@ class Restorer:
     """Gets pieces ready. Used by one member, in the saver's event loop.
 
     Args:
+        begin: the generation and this node's place in it.
         holdings: where pieces are.
         dialer: to other savers.
-        executor: for hashing and reading.
-        generation: of the member.
-        world_size: of the generation.
+        threads: for hashing and reading.
     """
 
-    def __init__(
-        self, holdings: Holdings, *, dialer: Dialer, executor: Executor, generation: int, world_size: int
-    ) -> None:
+    def __init__(self, begin: Begin, *, holdings: Holdings, dialer: Dialer, threads: Threads) -> None:
         self._holdings = holdings
         self._dialer = dialer
-        self._executor = executor
-        self._generation = generation
-        self._world_size = world_size
+        self._threads = threads
+        self._generation = begin.generation
+        self._world_size = begin.world_size
 
     async def prepare(self, message: Prepare, *, node_rank: int, addresses: tuple[str, ...]) -> Prepared:
         """Get all pieces of an order ready, one after the other; those that cannot be had are named."""
@@ -84,10 +82,10 @@ class Restorer:
         await pull(
             self._dialer,
             addresses[source.node_rank],
-            Pull(generation=self._generation, key=message.from_key, rank=source.rank),
+            question=Pull(generation=self._generation, key=message.from_key, rank=source.rank),
             target=self._target(message.key, source),
             holdings=self._holdings,
-            executor=self._executor,
+            executor=self._threads.hashing,
         )
 
     def _target(self, key: Key, source: Source) -> Held:
@@ -97,7 +95,7 @@ class Restorer:
         piece = self._holdings.sealed(source.rank, key, source.digest)
         if piece is None:
             raise IncompleteCheckpoint("it is not in memory any more")
-        if await hash_piece(piece, self._executor) != piece.digest:
+        if await hash_piece(piece, self._threads.hashing) != piece.digest:
             self._holdings.drop(piece)
             raise CorruptCheckpoint(
                 "its bytes in memory changed after it was sealed", hint="test this machine's memory"
@@ -107,7 +105,9 @@ class Restorer:
         loop = asyncio.get_running_loop()
         vault = Vault(message.root)
         manifest = msgspec.json.decode(message.manifest, type=Manifest)
-        located = await loop.run_in_executor(self._executor, partial(vault.locate, manifest, source.rank))
+        located = await loop.run_in_executor(
+            self._threads.storage, partial(vault.locate, manifest, source.rank)
+        )
         target = Held(
             key=message.key, rank=source.rank, world_size=self._world_size, digest=located.record.digest
         )
@@ -117,7 +117,7 @@ class Restorer:
         piece: Piece = self._holdings.place_beside(target, layout=layout, body_bytes=located.record.bytes)
         try:
             with piece.pinned() as body:
-                work = loop.run_in_executor(self._executor, partial(vault.load, located, body))
+                work = loop.run_in_executor(self._threads.storage, partial(vault.load, located, body))
                 try:
                     await asyncio.shield(work)
                 except asyncio.CancelledError:

@@ -18,7 +18,9 @@ import msgspec
 
 from easyckpt.errors import EasyckptError, NothingToLoad, WorldSizeChanged
 from easyckpt.saver.disk import DiskView
-from easyckpt.saver.protocol import Go, Held, Key, Message, Prepare, Prepared, Source, make_failure
+from easyckpt.saver.frames import make_failure
+from easyckpt.saver.peering import Go, Prepare, Prepared, Source
+from easyckpt.saver.protocol import Held, Key, Message
 from easyckpt.tiers import DISK, Plan, choose
 
 __all__ = ["RestoreHost", "Rounds"]

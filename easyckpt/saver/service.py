@@ -24,33 +24,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from easyckpt.errors import EasyckptError, Misuse, ProtocolError, SaverUnavailable, StaleGeneration
-from easyckpt.saver.auth import SECRET_BYTES_MIN, prove_as_server
+from easyckpt.errors import Misuse, ProtocolError, SaverUnavailable, StaleGeneration
+from easyckpt.saver.auth import SECRET_BYTES_MIN
 from easyckpt.saver.channel import AsyncChannel, peer_credentials
+from easyckpt.saver.commits import Threads
 from easyckpt.saver.holdings import Holdings
 from easyckpt.saver.lead import Lead
 from easyckpt.saver.member import Member
-from easyckpt.saver.protocol import (
-    Begin,
-    Link,
-    Message,
-    Pull,
-    Put,
-    Register,
-    Status,
-    Welcome,
-    make_failure,
-)
-from easyckpt.saver.replicate import Dialer, accept_put, parse_address, serve_pull
+from easyckpt.saver.peers import serve_peer
+from easyckpt.saver.protocol import Begin, Status, Welcome
+from easyckpt.saver.replicate import Dialer, parse_address
 from easyckpt.saver.session import Session
-from easyckpt.saver.uplink import Outbox, join_local, pump, stay_linked
+from easyckpt.saver.uplink import join_local, stay_linked
 
 __all__ = ["Saver", "SaverConfig"]
 
 DRAIN_TIMEOUT_S = 120.0
 """What the last persist may take when the saver ends by itself."""
 
-THREADS = 4
+HASHING_THREADS = 4
+STORAGE_THREADS = 8
 CONNECTIONS_MAX = 4096
 
 _LOG = logging.getLogger("easyckpt.saver")
@@ -79,7 +72,10 @@ class Saver:
     def __init__(self, config: SaverConfig) -> None:
         self._config = config
         self._secret = config.secret
-        self._executor = ThreadPoolExecutor(THREADS, thread_name_prefix="easyckpt")
+        self._threads = Threads(
+            hashing=ThreadPoolExecutor(HASHING_THREADS, thread_name_prefix="hash"),
+            storage=ThreadPoolExecutor(STORAGE_THREADS, thread_name_prefix="storage"),
+        )
         self._holdings = (
             Holdings(memory_limit=config.memory_limit)
             if config.headroom is None
@@ -112,6 +108,21 @@ class Saver:
     def member(self) -> Member | None:
         """This node's part in the current generation."""
         return self._member
+
+    @property
+    def lead(self) -> Lead | None:
+        """The lead of the current generation, if it is in this process."""
+        return self._lead
+
+    @property
+    def holdings(self) -> Holdings:
+        """What is in memory here."""
+        return self._holdings
+
+    @property
+    def secret(self) -> bytes:
+        """What other savers have to know; too short if there is none."""
+        return self._secret
 
     @property
     def begun(self) -> asyncio.Event:
@@ -181,13 +192,13 @@ class Saver:
             message,
             holdings=self._holdings,
             dialer=dialer,
-            executor=self._executor,
+            threads=self._threads,
             spawn=self.spawn,
             address=self.listen_address,
         )
         self._closed_ranks.clear()
         if message.node_rank == 0:
-            self._lead = Lead(message, executor=self._executor, spawn=self.spawn, clock=time.monotonic)
+            self._lead = Lead(message, threads=self._threads, spawn=self.spawn, clock=time.monotonic)
             join_local(self._lead, self._member)
         else:
             self._link = self.spawn(stay_linked(self._member, dialer), "the link to the lead")
@@ -314,46 +325,7 @@ class Saver:
             watch.cancel()
 
     async def _serve_tcp(self, sock: socket.socket) -> None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        channel = AsyncChannel(sock)
-        try:
-            if len(self._secret) < SECRET_BYTES_MIN:
-                raise ProtocolError("a connection came before the job's secret")
-            await prove_as_server(channel, secret=self._secret, job_id=self._config.job_id)
-            await self._serve_peer(channel, await channel.receive())
-        except (EOFError, OSError):
-            pass
-        except EasyckptError as error:
-            _LOG.warning("a peer was refused: %s", error)
-        finally:
-            channel.close()
-
-    async def _serve_peer(self, channel: AsyncChannel, message: Message) -> None:
-        if isinstance(message, Link):
-            await self._serve_member(channel)
-            return
-        current = self._member.begin.generation if self._member is not None else -1
-        if isinstance(message, (Put, Pull)) and message.generation != current:
-            error = StaleGeneration(f"generation {message.generation} is not this saver's, {current}")
-            await channel.send(make_failure(error))
-        elif isinstance(message, Put):
-            await accept_put(channel, message, self._holdings, self._executor)
-        elif isinstance(message, Pull):
-            await serve_pull(channel, message, self._holdings)
-        else:
-            raise ProtocolError(f"{type(message).__name__} is no first message of a peer")
-
-    async def _serve_member(self, channel: AsyncChannel) -> None:
-        first = await channel.expect(Register)
-        lead = self._lead
-        if lead is None or lead.generation != first.generation:
-            return  # it tries again until this node has begun its generation
-        outbox = Outbox(channel)
-        lead.receive(first.node_rank, first, outbox.put)
-        try:
-            await pump(channel, outbox, lambda message: lead.receive(first.node_rank, message, outbox.put))
-        finally:
-            lead.forget(first.node_rank, outbox.put)
+        await serve_peer(sock, self, job_id=self._config.job_id, threads=self._threads)
 
     async def run(self) -> None:
         """Serve until it is time to end, then drain and give everything back."""
@@ -370,7 +342,9 @@ class Saver:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            self._executor.shutdown(wait=True, cancel_futures=True)
+            # Not waited for: storage that hangs must not keep the process.
+            for pool in (self._threads.hashing, self._threads.storage):
+                pool.shutdown(wait=False, cancel_futures=True)
             self._holdings.close()
             with contextlib.suppress(OSError):
                 os.unlink(self._config.socket_path)
@@ -420,8 +394,6 @@ def _check_place(message: Begin) -> None:
 
 
 def _shown(message: Begin) -> str:
-    last = message.first_rank + message.ranks - 1
-    return (
-        f"generation {message.generation}: node {message.node_rank} of {message.nodes}, ranks "
-        f"{message.first_rank}-{last} of {message.world_size}, lead {message.lead_address or 'here'}"
-    )
+    ranks = f"{message.first_rank}-{message.first_rank + message.ranks - 1} of {message.world_size}"
+    place = f"node {message.node_rank} of {message.nodes}, ranks {ranks}"
+    return f"generation {message.generation}: {place}, lead {message.lead_address or 'here'}"

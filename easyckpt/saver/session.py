@@ -14,6 +14,7 @@ from typing import Protocol
 
 from easyckpt.errors import EasyckptError, Misuse, ProtocolError, SaverUnavailable, StaleGeneration
 from easyckpt.saver.channel import AsyncChannel
+from easyckpt.saver.frames import make_failure
 from easyckpt.saver.holdings import Piece, PieceState
 from easyckpt.saver.member import ORDER, Member
 from easyckpt.saver.protocol import (
@@ -41,7 +42,6 @@ from easyckpt.saver.protocol import (
     Status,
     StatusAsk,
     Welcome,
-    make_failure,
 )
 
 __all__ = ["Session", "SessionHost"]

@@ -15,7 +15,8 @@ from easyckpt.errors import EasyckptError
 from easyckpt.saver.channel import AsyncChannel
 from easyckpt.saver.lead import Lead
 from easyckpt.saver.member import Member
-from easyckpt.saver.protocol import Link, Message
+from easyckpt.saver.peering import Link
+from easyckpt.saver.protocol import Message
 from easyckpt.saver.replicate import Dialer
 
 __all__ = ["join_local", "pump", "stay_linked"]

@@ -1,0 +1,230 @@
+"""The lead's side of storage: which step is written when, by whom, and when it exists.
+
+The ledger decides which step is due. Its writing is ordered from all members, each answers with its fragment,
+and when all have, the manifest is created. Trouble goes back to the ledger, which tries again with growing
+pauses; training never waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from easyckpt.errors import EasyckptError, StorageUnavailable
+from easyckpt.saver.disk import DiskView, Life, Vault, decode_ref
+from easyckpt.saver.ledger import Change, Ledger, PersistPolicy
+from easyckpt.saver.peering import Persisted, PersistStep
+from easyckpt.saver.protocol import Begin, Key, Message, Open
+
+__all__ = ["CommitHost", "Commits", "Spawn", "Threads"]
+
+PERSIST_TIMEOUT_S = 3600.0
+"""Until a node that has not reported its pieces counts as failed for this step."""
+
+SLOW_AFTER_S = 60.0
+"""From then on a step that is still being written is shown as trouble."""
+
+LOOK_TIMEOUT_S = 30.0
+"""A dead mount must not keep ranks from what memory holds."""
+
+_LOG = logging.getLogger("easyckpt.saver")
+
+T = TypeVar("T")
+Spawn = Callable[[Coroutine[Any, Any, None], str], "asyncio.Task[None]"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threads:
+    """Where blocking work is done. Apart, so that storage that hangs never holds up a hash."""
+
+    hashing: Executor
+    storage: Executor
+
+
+class CommitHost(Protocol):
+    """What the commits need from the lead."""
+
+    def broadcast(self, message: Message) -> None: ...
+
+    def after(self, changes: tuple[Change, ...]) -> None:
+        """Tell what changed, begin what is due."""
+        ...
+
+
+class Commits:
+    """See the module. Runs in the lead's event loop."""
+
+    def __init__(
+        self,
+        begin: Begin,
+        *,
+        ledger: Ledger,
+        threads: Threads,
+        spawn: Spawn,
+        clock: Callable[[], float],
+        host: CommitHost,
+    ) -> None:
+        self._begin = begin
+        self._ledger = ledger
+        self._threads = threads
+        self._spawn = spawn
+        self._clock = clock
+        self._host = host
+        self._options: Open | None = None
+        self._vault: Vault | None = None
+        self._life: Life | None = None
+        self._life_lock = asyncio.Lock()
+        self._resumed: int | None = None
+        self._order: PersistStep | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._began_at = 0.0
+        self._fragments: dict[int, Persisted] = {}
+        self._fragment_came = asyncio.Event()
+        self._tidying = False
+
+    @property
+    def options(self) -> Open | None:
+        """What the ranks' checkpointers said; None until the first did."""
+        return self._options
+
+    def open(self, options: Open) -> None:
+        """The first rank's checkpointer says where and how."""
+        self._options = options
+        self._vault = Vault(options.root)
+        self._ledger.policy = PersistPolicy(
+            every_steps=options.disk_interval_steps, every_s=options.disk_interval_s
+        )
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with storage, as far as it shows."""
+        waited = self._clock() - self._began_at
+        if self._order is not None and waited > SLOW_AFTER_S:
+            return f"step {self._order.key.step} has been on its way to storage for {int(waited // 60)} min"
+        return ""
+
+    async def look(self) -> DiskView:
+        """What storage offers.
+
+        Raises:
+            EasyckptError: the storage refuses or does not answer in time.
+        """
+        vault = self._opened()
+        try:
+            return await asyncio.wait_for(self._blocking(vault.look), LOOK_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            raise StorageUnavailable(f"no answer within {LOOK_TIMEOUT_S:g} s", where=vault.root) from None
+
+    def settle(self, resumed: int | None) -> None:
+        """All ranks resume from this step: what was being written is history; storage learns of this life."""
+        if self._work is not None:
+            self._work.cancel()
+        self._order = None
+        self._life = None
+        self._resumed = resumed
+        self._spawn(self._try_begin_life(), "the record of this life")
+
+    def take_over(self, resumed: int | None) -> None:
+        """An earlier lead of this generation was lost: go on as a life of our own."""
+        self._resumed = resumed
+
+    def start_if_due(self) -> None:
+        """Begin to write the step that the ledger says is due, if any."""
+        step = self._ledger.next_persist(self._clock())
+        if step is not None:
+            self._began_at = self._clock()
+            self._work = self._spawn(self._persist(step), "a persist")
+
+    def persisted(self, message: Persisted) -> None:
+        """A member has written, or says why not."""
+        order = self._order
+        if order is not None and (message.key, message.life) == (order.key, order.life):
+            self._fragments[message.node_rank] = message
+            self._fragment_came.set()
+
+    def outstanding(self, node_rank: int) -> PersistStep | None:
+        """What a member that came back has to be told again."""
+        return self._order if node_rank not in self._fragments else None
+
+    async def _persist(self, step: int) -> None:
+        try:
+            error = await asyncio.wait_for(self._write_and_commit(step), PERSIST_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            lacking = sorted(set(range(self._begin.nodes)) - set(self._fragments))
+            error = f"step {step}: nodes {lacking} did not write within {PERSIST_TIMEOUT_S:g} s"
+        except (EasyckptError, OSError) as trouble:
+            error = f"step {step}: {trouble}"
+        except asyncio.CancelledError:  # history was cut, or the generation is over: nobody asks any more
+            raise
+        except BaseException:
+            self._ended(step, "an error that nobody foresaw; see the saver's log on node 0")
+            raise
+        self._ended(step, error)
+
+    def _ended(self, step: int, error: str) -> None:
+        if error:
+            _LOG.warning("not durable: %s", error)
+        self._order = None
+        self._host.after(self._ledger.persisted(step, error=error, now=self._clock()))
+        if not error:
+            self._spawn(self._tidy(), "retention")
+
+    async def _write_and_commit(self, step: int) -> str:
+        life = await self._ensure_life()
+        order = PersistStep(key=Key(self._begin.generation, step), life=life.generation, run_id=life.run_id)
+        self._fragments.clear()
+        self._order = order
+        self._host.broadcast(order)
+        while len(self._fragments) < self._begin.nodes:
+            self._fragment_came.clear()
+            await self._fragment_came.wait()
+        failed = [message for message in self._fragments.values() if message.error]
+        if failed:
+            return f"node {failed[0].node_rank}: {failed[0].error}"
+        commit = partial(
+            self._opened().commit,
+            tuple(decode_ref(message.fragment) for message in self._fragments.values()),
+            life=life,
+            step=step,
+            world_size=self._begin.world_size,
+            metrics=dict(self._ledger.metrics_of(step)),
+        )
+        return await self._blocking(commit)
+
+    async def _ensure_life(self) -> Life:
+        async with self._life_lock:
+            if self._life is None:
+                begin = partial(
+                    self._opened().begin_life, world_size=self._begin.world_size, resumed_step=self._resumed
+                )
+                self._life = await self._blocking(begin)
+            return self._life
+
+    async def _try_begin_life(self) -> None:
+        try:
+            await self._ensure_life()
+        except (EasyckptError, OSError) as error:
+            _LOG.warning("this life is not recorded on storage yet: %s", error)
+
+    async def _tidy(self) -> None:
+        if self._tidying or self._life is None or self._options is None:
+            return
+        self._tidying = True
+        try:
+            await self._blocking(
+                partial(self._opened().tidy, keep=self._options.keep, generation=self._life.generation)
+            )
+        finally:
+            self._tidying = False
+
+    def _opened(self) -> Vault:
+        assert self._vault is not None, "nothing reaches storage before a rank has opened its checkpointer"
+        return self._vault
+
+    async def _blocking(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads.storage, work)

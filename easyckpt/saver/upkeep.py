@@ -1,0 +1,166 @@
+"""What is done with a node's own pieces once they are copied: hashed, copied to the peer, written to storage.
+
+Each piece is pinned for as long as a thread or a connection reads it. Whatever goes wrong is reported to
+the lead, so that nothing waits for a piece that will not come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from easyckpt.errors import EasyckptError, IncompleteCheckpoint
+from easyckpt.manifest import FragmentRef
+from easyckpt.saver.commits import Threads
+from easyckpt.saver.disk import Life, Vault, encode_ref
+from easyckpt.saver.holdings import Holdings, Piece, PieceState
+from easyckpt.saver.peering import Members, Persisted, PersistStep, Replicated, Sealed, StageFailed
+from easyckpt.saver.protocol import Begin, Key, Message
+from easyckpt.saver.replicate import Dialer, hash_piece, put
+
+__all__ = ["Upkeep"]
+
+UNFORESEEN = "an error that nobody foresaw; see the saver's log on this node"
+
+_LOG = logging.getLogger("easyckpt.saver")
+
+
+class Upkeep:
+    """See the module. Runs in the saver's event loop.
+
+    Args:
+        begin: the generation and this node's place in it.
+        holdings: where the pieces are.
+        dialer: to the peer.
+        threads: for hashing and writing.
+        send: a message to the lead.
+    """
+
+    def __init__(
+        self,
+        begin: Begin,
+        *,
+        holdings: Holdings,
+        dialer: Dialer,
+        threads: Threads,
+        send: Callable[[Message], None],
+    ) -> None:
+        self._begin = begin
+        self._holdings = holdings
+        self._dialer = dialer
+        self._threads = threads
+        self._send = send
+        self.ranks = tuple(range(begin.first_rank, begin.first_rank + begin.ranks))
+        self.ready = asyncio.Event()
+        """Set when all members are known."""
+        self.addresses: tuple[str, ...] = ()
+        self.protect: tuple[Key, ...] = ()
+        """Steps that a peer must not overwrite."""
+        self._ranks_by_node: tuple[tuple[int, ...], ...] = ()
+
+    def know(self, members: Members) -> None:
+        """Everyone is here."""
+        self.addresses = members.addresses
+        self._ranks_by_node = members.ranks
+        self.ready.set()
+
+    @property
+    def _replicates(self) -> bool:
+        return self._begin.nodes > 1 and self._begin.replicas > 0
+
+    @property
+    def peer_ranks(self) -> tuple[int, ...]:
+        """Ranks whose copies are kept here: those of the node before this one in the ring."""
+        if not self._replicates or not self._ranks_by_node:
+            return ()
+        return self._ranks_by_node[(self._begin.node_rank - 1) % self._begin.nodes]
+
+    def failed(self, rank: int, step: int, reason: str) -> None:
+        """A granted copy will not come."""
+        _LOG.warning("step %d of rank %d will not come: %s", step, rank, reason)
+        self._send(StageFailed(rank=rank, step=step, reason=reason))
+
+    async def seal(self, piece: Piece) -> None:
+        """The rank's copy is complete: prove what it is, tell the lead, copy it to the peer."""
+        try:
+            digest = await hash_piece(piece, self._threads.hashing)
+        except BaseException:
+            self.failed(piece.rank, piece.key.step, "it could not be hashed; see the saver's log")
+            raise
+        if piece.dropped or self._holdings.find(piece.rank, piece.key) is not piece:
+            return
+        piece.digest = digest
+        piece.state = PieceState.SEALED
+        self._send(Sealed(rank=piece.rank, step=piece.key.step, digest=digest))
+        await self.replicate(piece)
+
+    async def replicate(self, piece: Piece) -> None:
+        """Have the next node of the ring keep a copy."""
+        if not self._replicates:
+            return
+        error = UNFORESEEN
+        try:
+            await self.ready.wait()
+            neighbour = self.addresses[(self._begin.node_rank + 1) % self._begin.nodes]
+            await put(
+                self._dialer,
+                neighbour,
+                piece=piece,
+                generation=self._begin.generation,
+                protect=self.protect,
+            )
+            error = ""
+        except EasyckptError as trouble:
+            error = str(trouble)
+        finally:
+            if error:
+                _LOG.warning("step %d of rank %d has no peer copy: %s", piece.key.step, piece.rank, error)
+            self._send(Replicated(rank=piece.rank, step=piece.key.step, error=error))
+
+    async def persist(self, order: PersistStep, root: str) -> None:
+        """Write this node's pieces and its fragment, and report."""
+        error = UNFORESEEN
+        fragment = b""
+        try:
+            fragment = encode_ref(await self._write(order, root))
+            error = ""
+        except (EasyckptError, OSError) as trouble:
+            error = str(trouble)
+        finally:
+            self._send(
+                Persisted(
+                    node_rank=self._begin.node_rank,
+                    key=order.key,
+                    life=order.life,
+                    fragment=fragment,
+                    error=error,
+                )
+            )
+
+    async def _write(self, order: PersistStep, root: str) -> FragmentRef:
+        found = [self._holdings.sealed(rank, order.key) for rank in self.ranks]
+        lacking = [rank for rank, piece in zip(self.ranks, found, strict=True) if piece is None]
+        if lacking:
+            raise IncompleteCheckpoint(f"ranks {lacking} of step {order.key.step} are not in memory")
+        pieces = tuple(piece for piece in found if piece is not None)
+        for piece in pieces:
+            piece.pin()
+        work = partial(
+            Vault(root).persist,
+            pieces,
+            life=Life(run_id=order.run_id, generation=order.life, resumed_step=None),
+            node_rank=self._begin.node_rank,
+            step=order.key.step,
+        )
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self._threads.storage, work)
+            try:
+                return await asyncio.shield(running)
+            except asyncio.CancelledError:
+                await asyncio.wait({running})  # the thread reads the slots until it is done
+                raise
+        finally:
+            for piece in pieces:
+                piece.unpin()
