@@ -37,6 +37,9 @@ BRAKE_IDLE_SHARE = 0.3
 """A processor that is idle for so much of the time has room for the template."""
 
 
+LOST = "the template ended or hung when it was asked to fork"
+
+
 class Unfit(Exception):
     """Workers cannot be forked from this template. The text says why and goes into `status`."""
 
@@ -136,7 +139,7 @@ class Template:
     @property
     def alive(self) -> bool:
         """Whether it can still be asked."""
-        return self._process.poll() is None
+        return self._control.fileno() >= 0 and self._process.poll() is None
 
     async def fork(self, orders: Sequence[ForkOrder], *, script_dir: str | None) -> tuple[int, ...]:
         """Fork one worker per order; all or none. They are children of this process when it returns.
@@ -165,9 +168,14 @@ class Template:
         try:
             protocol.send(self._control, message, tuple(fd for order in orders for fd in order.fds))
             answer, _ = await _receive(self._control, FORK_S_MAX)
-        except (OSError, EOFError, TimeoutError, asyncio.TimeoutError) as error:
-            # It may have forked already, and its workers wait for a word that will not come, or came.
-            raise Unfit("the template ended or hung when it was asked to fork") from error
+        except BaseException as error:
+            # Nobody knows how far it came: it may not go on, and what it forked may not stay.
+            self._control.close()
+            if self._process.poll() is None:
+                self._process.kill()
+            if isinstance(error, (OSError, EOFError, TimeoutError, asyncio.TimeoutError)):
+                raise Unfit(LOST) from error
+            raise
         if "refused" in answer:
             raise Unfit(str(answer["refused"]))
         pids = [int(pid) for pid in answer["pids"]]

@@ -249,6 +249,10 @@ class Workers:
             return list(pids)
         except Unfit as reason:
             self._how = f"cold: {reason}"
+            # A template that was lost on the way may have forked; those must not run beside the cold ones.
+            _, unkillable = await self._kill_all()
+            if unkillable:
+                raise OSError(f"{'; '.join(unkillable)} cannot be ended") from reason
         return _spawn_all(lines, envs, streams)
 
     def _take(self, local_rank: int, rank: int, pid: int, io: RankIO) -> None:

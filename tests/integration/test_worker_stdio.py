@@ -145,7 +145,7 @@ def test_a_reader_that_goes_away_does_not_end_the_training(tmp_path: Path) -> No
 
 
 def test_nobody_holds_the_callers_streams_after_the_end(tmp_path: Path) -> None:
-def test_a_terminal_is_a_terminal_for_the_worker_and_pdb_works(tmp_path: Path, warm: bool) -> None:
+    """A process that a worker leaves behind is ended; the pipes end with the agent."""
     script = tmp_path / "leaves.py"
     script.write_text(
         "import subprocess, sys\n"
@@ -157,7 +157,7 @@ def test_a_terminal_is_a_terminal_for_the_worker_and_pdb_works(tmp_path: Path, w
 
 
 @pytest.mark.parametrize("warm", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_a_terminal_is_a_terminal_for_the_worker_and_the_debugger_works(tmp_path: Path, warm: bool) -> None:
+def test_a_terminal_is_a_terminal_for_the_worker_and_pdb_works(tmp_path: Path, warm: bool) -> None:
     script = tmp_path / "debug.py"
     script.write_text(
         "import os, sys\n"

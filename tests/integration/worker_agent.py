@@ -144,6 +144,15 @@ class Scenario:
         assert entry.pid == pid
         return time.monotonic() - begin
 
+    async def start_and_kill_template(self, after_s: float) -> dict[str, Any]:
+        """Start a generation, and kill the template so long after the start has begun."""
+        template = await self.workers._warmth.template()
+        asyncio.get_running_loop().call_later(after_s, os.kill, template.pid, signal.SIGKILL)
+        started = await self.start({})
+        await asyncio.sleep(0.2)  # the kill may come after the start
+        sessions = {entry.session for entry in self.reaper.leftovers()}
+        return {**started, "sessions": sorted(sessions)}
+
     async def kill_template(self, _: object) -> None:
         """Kill the template."""
         (pid,) = [e.pid for e in self.workers.processes() if e.role.value == "template"]
