@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -208,3 +209,29 @@ def _read_until(fd: int, wanted: bytes) -> bytes:
                 break
     assert wanted in data, data
     return data
+
+
+@pytest.mark.slow
+def test_the_environment_is_that_of_torchrun(tmp_path: Path) -> None:
+    script = tmp_path / "dump.py"
+    script.write_text(
+        "import json, os, sys\n"
+        "json.dump([dict(os.environ), sys.argv], open(sys.argv[1] + os.environ['RANK'], 'w'))\n"
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-id", "run"]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    subprocess.run([*torchrun, str(script), str(tmp_path / "a"), "${local_rank}"], check=True)
+    spec = {"args": [str(tmp_path / "b"), "${local_rank}"], "nproc": 2, "actions": TWO}
+    _run(tmp_path, script, **spec)
+    for rank in "01":
+        theirs, their_argv = json.loads((tmp_path / f"a{rank}").read_text())
+        ours, our_argv = json.loads((tmp_path / f"b{rank}").read_text())
+        assert our_argv[2:] == their_argv[2:]
+        changing = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_MAX_RESTARTS"}
+        # Its workers use the launcher's own store; ours make one, as under its static rendezvous.
+        changing |= {"TORCHELASTIC_USE_AGENT_STORE"}
+        assert changing <= ours.keys() & theirs.keys()
+        for name in theirs.keys() - changing - {"TORCHELASTIC_SIGNALS_TO_HANDLE"}:  # the launcher's own
+            assert ours.get(name) == theirs[name], name
+        more = {name for name in ours if name not in theirs}
+        assert all(name.startswith(("AIMASTER_", "EASYCKPT_", "TORCH_FR_")) for name in more), more

@@ -195,3 +195,20 @@ def test_outside_a_worker_saying_something_does_nothing() -> None:
 
     assert hook.phase("saving") == "saving"
     hook.saved(3)
+
+
+@pytest.mark.slow
+def test_a_compiled_optimizer_step_is_seen(page: ProgressPage, tmp_path: Path) -> None:
+    text = """
+import torch
+layer = torch.nn.Linear(2, 2)
+opt = torch.optim.SGD(layer.parameters(), 0.1)
+step = torch.compile(lambda: opt.step(), backend="eager")
+for _ in range(5):
+    layer(torch.ones(2)).sum().backward()
+    step()
+"""
+    assert _python(text, _watched(page, tmp_path)).returncode == 0
+    record = page.read(0)
+    assert record is not None
+    assert record.steps == 5
