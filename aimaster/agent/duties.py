@@ -57,6 +57,8 @@ class Duties:
         self.phase = AgentPhase.IDLE
         self.generation: Generation = NO_GENERATION
         self.running: StartWorkers | None = None
+        self.started = asyncio.Event()
+        """Set when workers were started; whoever watches them clears it."""
         self._identity = identity
         self._workers = workers
         self._saver = saver
@@ -152,6 +154,7 @@ class Duties:
                 self._fail(order.generation, str(error))
                 return
             self.phase, self.running = AgentPhase.RUNNING, order
+            self.started.set()
         self._report(
             WorkersStarted(
                 node=self._identity.node,

@@ -25,6 +25,7 @@ from aimaster.clock import Clock
 from aimaster.config import DetectorConfig, NodesConfig, RendezvousConfig
 from aimaster.errors import MasterLost, OwnBug, PortInUse, SetupError
 from aimaster.ids import JobId, NodeId
+from aimaster.rpc.waiting import within
 
 RESTART_DELAY_S = 0.5
 """Between the death of a master and its next life: long enough for the kernel to free the port."""
@@ -110,7 +111,7 @@ class MasterHost:
         if process is None or process.returncode is not None:
             return
         try:
-            await asyncio.wait_for(process.wait(), END_TIMEOUT_S)
+            await within(END_TIMEOUT_S, process.wait())
         except asyncio.TimeoutError:
             await self.kill_now()
 
@@ -127,7 +128,7 @@ class MasterHost:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
             try:
-                await asyncio.wait_for(process.wait(), TERM_GRACE_S)
+                await within(TERM_GRACE_S, process.wait())
                 return
             except asyncio.TimeoutError:
                 continue
@@ -226,7 +227,7 @@ async def _read_line(fd: int) -> bytes:
     with os.fdopen(fd, "rb") as pipe:
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
         try:
-            return await asyncio.wait_for(reader.readline(), READY_TIMEOUT_S)
+            return await within(READY_TIMEOUT_S, reader.readline())
         except asyncio.TimeoutError:
             return b""
         finally:

@@ -7,6 +7,7 @@ to the saver; it is frequent until the first step is done, since a recovery ends
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from aimaster.agent.duties import Duties
@@ -16,6 +17,7 @@ from aimaster.core.events import FirstStepDone, NodeEvent
 from aimaster.ids import NO_GENERATION, Generation
 from aimaster.integrations.easyckpt import NodeSaver
 from aimaster.rpc.messages import Identity
+from aimaster.rpc.waiting import within
 
 EAGER_S = 0.05
 """Between two looks until the first step of an attempt is done."""
@@ -49,7 +51,9 @@ class Lookout:
             if order is not None and self._stepped != order.generation:
                 self._look_for_first_step(order)
             eager = order is not None and self._stepped != order.generation
-            await asyncio.sleep(EAGER_S if eager else CALM_S)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await within(EAGER_S if eager else CALM_S, self._duties.started.wait())
+            self._duties.started.clear()
 
     async def look_at_saver(self) -> None:
         """Pass on what the saver has to tell; also once more at the end."""

@@ -54,6 +54,9 @@ VERDICT_BLOCK_TIMEOUT_S = 3600.0
 ORDER = ("staging", "memory", "replicated", "durable")
 """Stages of a step that gets on, in order."""
 
+LEAD_GONE_S = 3.0
+"""At the end a lead without a connection for so long is taken to have ended: it commits nothing any more."""
+LOOK_S = 0.25
 LEAD_AWAY = "the saver that leads this generation cannot be reached"
 
 
@@ -320,14 +323,20 @@ class Member:
         self._wake()
 
     async def drain(self, timeout_s: float) -> Drained:
-        """Have the newest step made durable; what is safe now, or when the time is over."""
+        """Have the newest step made durable; what is safe now, or when the time or the lead is over."""
         self._drained = None
         self.ask_persist()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
+        alone_since: float | None = None
         while self._drained is None and self._refused is None and loop.time() < deadline:
+            alone_since = None if self._uplink is not None else alone_since or loop.time()
+            if alone_since is not None:
+                safe = self.health.memory_step == self.health.durable_step
+                if safe or loop.time() - alone_since > LEAD_GONE_S:
+                    break
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.changed(), max(deadline - loop.time(), 0.001))
+                await asyncio.wait_for(self.changed(), min(max(deadline - loop.time(), 0.001), LOOK_S))
         if self._drained is not None:
             return self._drained
         health = self.health
