@@ -18,6 +18,8 @@ import pytest
 from tests.workers import AgentRun, run_agent, start_agent
 
 DEADLINE_S = 90.0
+LAUNCHERS_OWN = {"TORCHELASTIC_SIGNALS_TO_HANDLE", "LINES", "COLUMNS"}
+"""What torchrun sets for itself, and its workers inherit."""
 ONE: list[dict[str, Any]] = [{"start": {}}, {"exits_of": 1}, {"stop": 5}]
 TWO: list[dict[str, Any]] = [{"start": {}}, {"exits_of": 2}, {"stop": 5}, {"last_lines": 1}]
 TALK = """\
@@ -231,7 +233,7 @@ def test_the_environment_is_that_of_torchrun(tmp_path: Path) -> None:
         # Its workers use the launcher's own store; ours make one, as under its static rendezvous.
         changing |= {"TORCHELASTIC_USE_AGENT_STORE"}
         assert changing <= ours.keys() & theirs.keys()
-        for name in theirs.keys() - changing - {"TORCHELASTIC_SIGNALS_TO_HANDLE"}:  # the launcher's own
+        for name in theirs.keys() - changing - LAUNCHERS_OWN:
             assert ours.get(name) == theirs[name], name
         more = {name for name in ours if name not in theirs}
         assert all(name.startswith(("AIMASTER_", "EASYCKPT_", "TORCH_FR_")) for name in more), more
