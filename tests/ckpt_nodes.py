@@ -1,4 +1,4 @@
-"""Savers as nodes: real saver processes on this machine, and checkpointers of any rank in the test's process."""
+"""Savers as nodes: real saver processes here, and checkpointers of any rank in the test's own process."""
 
 from __future__ import annotations
 

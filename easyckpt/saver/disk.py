@@ -38,7 +38,7 @@ from easyckpt.storage import Storage, open_storage
 from easyckpt.survey import HiddenReason, Survey, survey
 from easyckpt.tiers import OnDisk
 
-__all__ = ["DiskView", "Life", "Vault", "decode_layout", "layout_header_bytes"]
+__all__ = ["DiskView", "Life", "Vault", "decode_layout", "decode_ref", "encode_ref", "layout_header_bytes"]
 
 DIGESTS_READ_MAX = 4
 """Newest steps whose fragments are read to compare them with memory."""

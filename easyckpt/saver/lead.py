@@ -167,7 +167,7 @@ class Lead:
         elif isinstance(message, Sealed):
             self.after(self._ledger.sealed(message.rank, message.step))
         elif isinstance(message, StageFailed):
-            self.after(self._ledger.failed(message.rank, message.step, message.reason, now=self._clock()))
+            self.after(self._ledger.failed(message.rank, message.step, reason=message.reason, now=self._clock()))
         elif isinstance(message, Replicated):
             self.after(self._ledger.replicated_by(message.rank, message.step, message.error))
         elif isinstance(message, Persisted):

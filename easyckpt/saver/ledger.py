@@ -193,7 +193,7 @@ class Ledger:
             self._in_flight = None
         return (Change(step=step, stage=Stage.MEMORY), *self._finish_copies())
 
-    def failed(self, rank: int, step: int, reason: str, *, now: float) -> tuple[Change, ...]:
+    def failed(self, rank: int, step: int, *, reason: str, now: float) -> tuple[Change, ...]:
         """A copy will not come. If the step was not asked for yet, it is given up before others begin it."""
         if step not in self._steps and step > self._newest_asked:
             entry = self._note(step, Stage.ABANDONED, f"rank {rank}: {reason}", now)

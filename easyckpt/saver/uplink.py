@@ -19,7 +19,7 @@ from easyckpt.saver.peering import Link
 from easyckpt.saver.protocol import Message
 from easyckpt.saver.replicate import Dialer
 
-__all__ = ["join_local", "pump", "stay_linked"]
+__all__ = ["Outbox", "join_local", "pump", "stay_linked"]
 
 RECONNECT_FIRST_S = 0.1
 RECONNECT_MAX_S = 2.0

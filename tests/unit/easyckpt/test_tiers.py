@@ -1,0 +1,84 @@
+"""Which step is restored, and from where."""
+
+from __future__ import annotations
+
+from easyckpt.saver.peering import Source
+from easyckpt.saver.protocol import Held, Key
+from easyckpt.tiers import OnDisk, Plan, choose
+
+HOMES = {0: 0, 1: 1}
+
+
+def held(step: int, rank: int, *, generation: int = 1, digest: str | None = None, world: int = 2) -> Held:
+    return Held(
+        key=Key(generation, step), rank=rank, world_size=world, digest=digest or f"{generation}.{step}.{rank}"
+    )
+
+
+def disk(step: int, *, generation: int = 1, like: int = 1, world: int = 2) -> OnDisk:
+    digests = {rank: f"{like}.{step}.{rank}" for rank in range(world)}
+    return OnDisk(step=step, generation=generation, world_size=world, digests=digests)
+
+
+def tiers(plan: Plan | None) -> list[str]:
+    assert plan is not None
+    return [source.tier for source in plan.sources]
+
+
+def test_the_newest_step_that_covers_every_rank() -> None:
+    memory = {0: [held(1, 0), held(2, 0), held(3, 0)], 1: [held(1, 1), held(2, 1)]}
+    plan = choose(memory, (), node_of_rank=HOMES)
+    assert plan is not None
+    assert (plan.step, tiers(plan), plan.durable) == (2, ["memory", "memory"], False)
+
+
+def test_a_lost_piece_comes_from_the_peer_then_from_storage() -> None:
+    memory = {0: [held(2, 0), held(2, 1)], 1: [held(1, 1)]}
+    plan = choose(memory, [disk(2)], node_of_rank=HOMES)
+    assert tiers(plan) == ["memory", "peer"]
+    assert plan is not None
+    again = choose(memory, [disk(2)], node_of_rank=HOMES, bad=frozenset({plan.sources[1]}))
+    assert tiers(again) == ["memory", "disk"]
+
+
+def test_tiers_mix_only_if_their_digests_prove_that_it_is_the_same_save() -> None:
+    memory = {0: [held(2, 0)]}
+    assert tiers(choose(memory, [disk(2)], node_of_rank=HOMES)) == ["memory", "disk"]
+    other = choose(memory, [disk(2, like=7)], node_of_rank=HOMES)
+    assert tiers(other) == ["disk", "disk"]
+
+
+def test_the_same_step_of_two_generations_is_never_mixed() -> None:
+    memory = {0: [held(2, 0, generation=1)], 1: [held(2, 1, generation=2)]}
+    assert choose(memory, (), node_of_rank=HOMES) is None
+
+
+def test_of_equal_steps_the_later_generation_wins() -> None:
+    memory = {
+        0: [held(2, 0, generation=1), held(2, 0, generation=2)],
+        1: [held(2, 1, generation=1), held(2, 1, generation=2)],
+    }
+    plan = choose(memory, (), node_of_rank=HOMES)
+    assert plan is not None
+    assert plan.memory_key == Key(2, 2)
+
+
+def test_another_world_size_does_not_count() -> None:
+    memory = {0: [held(2, 0, world=3), held(2, 1, world=3)]}
+    assert choose(memory, [disk(2, world=4)], node_of_rank=HOMES) is None
+
+
+def test_a_wanted_step_is_the_only_candidate() -> None:
+    memory = {0: [held(1, 0), held(2, 0)], 1: [held(1, 1), held(2, 1)]}
+    plan = choose(memory, (), node_of_rank=HOMES, step=1)
+    assert plan is not None
+    assert plan.step == 1
+    assert choose(memory, (), node_of_rank=HOMES, step=3) is None
+
+
+def test_when_all_sources_of_a_step_failed_an_older_one_is_taken() -> None:
+    memory = {0: [held(1, 0), held(2, 0)], 1: [held(1, 1), held(2, 1)]}
+    bad = frozenset({Source(rank=1, tier="memory", node_rank=1, digest="1.2.1")})
+    plan = choose(memory, (), node_of_rank=HOMES, bad=bad)
+    assert plan is not None
+    assert plan.step == 1
