@@ -17,6 +17,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -283,9 +284,14 @@ def cluster_reason() -> str:
 
 
 @pytest.fixture
-def make_cluster(cluster_reason: str, tmp_path: Path) -> Iterator[Callable[[int], Cluster]]:
-    """Makes clusters of so many hosts; all of them are closed at the end. Skips where that is not allowed."""
+def make_cluster(cluster_reason: str) -> Iterator[Callable[[int], Cluster]]:
+    """Makes clusters of so many hosts; all of them are closed at the end. Skips where that is not allowed.
+
+    Their folders are not below `tmp_path`: a Unix socket's path holds 107 bytes.
+    """
     if cluster_reason:
         pytest.skip(cluster_reason)
     with contextlib.ExitStack() as stack:
-        yield lambda hosts: stack.enter_context(Cluster(hosts, tmp_path))
+        yield lambda hosts: stack.enter_context(
+            Cluster(hosts, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="c-"))))
+        )
