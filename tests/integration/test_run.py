@@ -161,7 +161,7 @@ def test_master_that_never_answers_is_given_up(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["python", "torchrun"])
 def test_command_of_another_launcher_runs_as_it_is(tmp_path: Path, launcher: str) -> None:
-    path = script(tmp_path, "import os\nprint(os.environ.get('WORLD_SIZE'), flush=True)\n")
+    path = script(tmp_path, "import os\nos.write(1, f\"{os.environ.get('WORLD_SIZE')}\\n\".encode())\n")
     words = {
         "python": ("--", sys.executable, path),
         "torchrun": ("--", sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", path),
