@@ -95,11 +95,11 @@ class Job:
     def wait_for_step(self, step: int) -> None:
         self.wait(lambda: any(line["step"] == step for line in self.lines(0)), f"step {step}")
 
-    def wait(self, check: Callable[[], bool], what: str) -> None:
+    def wait(self, check: Callable[[], bool], what: str, *, running: bool = True) -> None:
+        """Wait for something; fail at once if the first agent ends where it has to be `running`."""
         deadline = time.monotonic() + DEADLINE_S
         while not check():
-            gone = self.agents["h0"].poll() is not None and not check()
-            if time.monotonic() > deadline or gone:
+            if time.monotonic() > deadline or (running and self.agents["h0"].poll() is not None):
                 hosts = [host for host in self.cluster.hosts if host.name in self.agents]
                 logs = {host.name: host.log(self.agents[host.name])[-3000:] for host in hosts}
                 pytest.fail(f"never happened: {what}\n" + "\n".join(f"--- {k}\n{v}" for k, v in logs.items()))
@@ -107,7 +107,7 @@ class Job:
 
     def wait_for_exit(self, *hosts: Host) -> list[int]:
         agents = [self.agents[host.name] for host in hosts]
-        self.wait(lambda: all(agent.poll() is not None for agent in agents), "the agents end")
+        self.wait(lambda: all(agent.poll() is not None for agent in agents), "the agents end", running=False)
         return [agent.wait() for agent in agents]
 
 
