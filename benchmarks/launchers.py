@@ -18,6 +18,10 @@ COMMANDS = {
 }
 """Name → command; the script's path is appended. Two ranks each."""
 
+TORCHRUN_OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""torchrun 2.13 keeps one store over restarts, in which gloo of the next attempt may read the addresses of the
+last one and fail to connect. It must not lose the comparison by that; the other launchers do not read this."""
+
 STOP_LIMIT_S = 20.0
 
 
@@ -26,7 +30,7 @@ def start(name: str, environment: dict[str, str], output: Path) -> subprocess.Po
     with open(output, "wb") as file:
         return subprocess.Popen(
             [*COMMANDS[name], str(LOOP)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            env={**os.environ, **TORCHRUN_OWN_STORE, "OMP_NUM_THREADS": "1", **environment},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,

@@ -39,7 +39,13 @@ def command(script: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> li
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    """For a launcher.
+
+    torchrun 2.13 keeps one store over restarts, in which gloo of the next attempt reads the addresses of the
+    last one: "failed to connect", or a hang, in about every second restart. A store of its own helps.
+    """
+    own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    return {**os.environ, **own_store, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 
 
 def train(script: Path, folder: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> str:
