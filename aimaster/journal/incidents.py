@@ -108,6 +108,8 @@ class _Story:
     """Workers were told to start since the newest incident began."""
     members: frozenset[NodeId] = frozenset()
     """Nodes that last ran workers."""
+    ended: frozenset[NodeId] = frozenset()
+    """Members of the generation that the newest incident ended."""
 
     @property
     def newest(self) -> Incident | None:
@@ -140,6 +142,8 @@ def _take(story: _Story, entry: Entry) -> None:
         _failure(story, entry)
     elif isinstance(event, WorkerExited) and not event.ok and record.decision.reason is Reason.STALE:
         _also(story, IncidentKind.WORKER_FAILED, event.node, event.rank, record.at_s)
+    elif isinstance(event, NodeDied) and record.decision.reason is Reason.NODE_LOST:
+        _death_explains(story, entry)
     starts = [c for c in record.decision.commands if isinstance(c, StartWorkers)]
     if starts and record.decision.reason is Reason.GENERATION_PREPARED:
         story.members = frozenset(c.node for c in starts)
@@ -175,25 +179,42 @@ def _failure(story: _Story, entry: Entry) -> None:
     ends = "exit_code" in record.decision.facts
     if newest is None or story.starting:
         story.starting = False
+        story.ended = story.members
         story.incidents.append(_new(len(story.incidents) + 1, entry))
         return
-    caused_it = kind in _NODE_GONE and newest.kind not in _NODE_GONE and node in story.members
-    if caused_it:
-        _also(story, newest.kind, newest.node, newest.rank, newest.detected_at_s)
-        story.update(
-            kind=kind,
-            node=node,
-            rank=None,
-            identified_s=record.at_s - newest.detected_at_s,
-            reason=record.decision.reason,
-            exit_code=None,
-            signal=None,
-            error="",
-        )
+    if kind in _NODE_GONE and newest.kind not in _NODE_GONE and node in story.ended:
+        _was_the_cause(story, kind, entry)
     else:
         _also(story, kind, node, rank, record.at_s)
     if ends:
         story.update(reason=record.decision.reason, ended_job=True)
+
+
+def _death_explains(story: _Story, entry: Entry) -> None:
+    """A node without a seat died. If it was in the generation that ended last, that is why it ended.
+
+    Its partners' workers fail at once and may be at work again, with a spare, before the silence is sure.
+    """
+    node = _what(entry)[1]
+    newest = story.incidents[-1] if story.incidents else None
+    if newest is not None and newest.kind not in _NODE_GONE and node in story.ended - story.members:
+        _was_the_cause(story, IncidentKind.NODE_LOST, entry)
+
+
+def _was_the_cause(story: _Story, kind: IncidentKind, entry: Entry) -> None:
+    """The newest incident was the echo of this one."""
+    newest, record = story.incidents[-1], entry.record
+    _also(story, newest.kind, newest.node, newest.rank, newest.detected_at_s)
+    story.update(
+        kind=kind,
+        node=_what(entry)[1],
+        rank=None,
+        identified_s=record.at_s - newest.detected_at_s,
+        reason=record.decision.reason,
+        exit_code=None,
+        signal=None,
+        error="",
+    )
 
 
 def _new(number: int, entry: Entry) -> Incident:
