@@ -19,8 +19,8 @@ COMMANDS = {
 """Name → command; the script's path is appended. Two ranks each."""
 
 TORCHRUN_OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""torchrun 2.13 keeps one store over restarts, in which gloo of the next attempt may read the addresses of the
-last one and fail to connect. It must not lose the comparison by that; the other launchers do not read this."""
+"""torchrun 2.13 keeps one store over restarts, in which gloo of the next attempt may read the last attempt's
+addresses and fail to connect. torchrun must not lose by that; the other launchers do not read this."""
 
 STOP_LIMIT_S = 20.0
 
