@@ -62,6 +62,8 @@ class NodeIdentity:
     virtual_local_rank: bool = False
     ckpt_dir: str | None = None
     saver_socket: Path | None = None
+    imports_dir: Path | None = None
+    """Where lists of modules to import ahead outlive the job; None keeps none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

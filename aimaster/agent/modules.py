@@ -8,9 +8,13 @@ user's.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
+import shutil
 import site
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 LIST_NAME = "modules.txt"
@@ -19,6 +23,8 @@ ALWAYS = ("torch._dynamo",)
 """Without a list too: every optimizer and DistributedDataParallel import it late, some 800 modules."""
 GROWTH_MIN = 20
 """So many new modules are worth another template."""
+MEMORIES_MAX = 100
+"""Lists of so many programs are kept; those not used for longest go first."""
 _NOT_AHEAD = ("__main__", "__mp_main__", "sitecustomize", "usercustomize")
 
 
@@ -45,6 +51,37 @@ def read_list(path: Path, roots: tuple[str, ...]) -> tuple[str, ...]:
         if name not in ALWAYS and _is_ahead(name, origin, roots):
             names.append(name)
     return tuple(names)
+
+
+def memory_path(folder: Path, words: Sequence[str]) -> Path:
+    """Where the list of a program is kept from one job to the next.
+
+    Args:
+        folder: Of all such lists of this user.
+        words: What the program is started with, interpreter first.
+    """
+    named = "\0".join([*words[:-1], os.path.realpath(words[-1])])
+    return folder / f"{hashlib.blake2s(os.fsencode(named), digest_size=12).hexdigest()}.txt"
+
+
+def recall(memory: Path, path: Path) -> None:
+    """Begin with the list that the last job of this program has left, if there is one and none is here."""
+    with contextlib.suppress(OSError):  # without it the first template is merely less warm
+        if not path.exists():
+            shutil.copyfile(memory, path)
+            os.utime(memory)
+
+
+def remember(path: Path, memory: Path) -> None:
+    """Keep the list for the next job of this program."""
+    with contextlib.suppress(OSError):  # a full or read-only disk costs the next job's warmth, nothing else
+        memory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = memory.with_suffix(f".{os.getpid()}")
+        shutil.copyfile(path, draft)
+        draft.replace(memory)
+        kept = sorted(memory.parent.iterdir(), key=lambda entry: entry.stat().st_mtime)
+        for old in kept[:-MEMORIES_MAX]:
+            old.unlink()
 
 
 def _is_ahead(name: str, origin: str, roots: tuple[str, ...]) -> bool:

@@ -32,6 +32,8 @@ AGENTS_PER_MACHINE_MAX = 64
 """How many agents of one job may share a machine (trials and tests) before it is called a mistake."""
 STATES_KEPT_MAX = 50
 """Journals and logs of that many jobs are kept in the default state directory; the oldest go first."""
+IMPORTS_FOLDER = "_imports"
+"""Beside the states of jobs, whose names never start like this: what their programs import, see `modules`."""
 SOCKET_PATH_BYTES_MAX = 107
 """`sockaddr_un.sun_path` without its final zero (unix(7))."""
 SOCKET_NAME_BYTES_MAX = 24
@@ -166,7 +168,10 @@ def folder_error(error: OSError, path: Path) -> SetupError:
 def prune_states(parent: Path, *, keep: Path) -> None:
     """Remove the state of the oldest jobs beyond `STATES_KEPT_MAX`; never that of `keep`."""
     with contextlib.suppress(OSError):
-        folders = sorted((p for p in parent.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime)
+        folders = sorted(
+            (p for p in parent.iterdir() if p.is_dir() and p.name != IMPORTS_FOLDER),
+            key=lambda p: p.stat().st_mtime,
+        )
         for folder in folders[: max(0, len(folders) - STATES_KEPT_MAX)]:
             if folder != keep:
                 shutil.rmtree(folder, ignore_errors=True)

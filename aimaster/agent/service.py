@@ -25,6 +25,7 @@ from aimaster.agent.ground import Ground, prepare_ground
 from aimaster.agent.lookout import Lookout
 from aimaster.agent.meeting import Meeting
 from aimaster.agent.reaper import Reaper
+from aimaster.agent.rundir import IMPORTS_FOLDER
 from aimaster.agent.signals import meaning, watch_signals
 from aimaster.agent.spoken import say
 from aimaster.agent.standing import Standing
@@ -63,8 +64,18 @@ def run(config: RunConfig) -> int:
     Raises:
         AimasterError: What ended it before the master could; carries the exit code.
     """
+    _open_standard_streams()
     ground = prepare_ground(config, os.environ)
     return asyncio.run(_run(config, ground))
+
+
+def _open_standard_streams() -> None:
+    """A caller may have closed one of them: the next file that we open must not take its number."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 async def _run(config: RunConfig, ground: Ground) -> int:
@@ -360,4 +371,7 @@ def _node_identity(config: RunConfig, ground: Ground) -> NodeIdentity:
         virtual_local_rank=config.nodes.virtual_local_rank,
         ckpt_dir=config.checkpoint.ckpt_dir,
         saver_socket=ground.run_dir.socket("saver"),
+        # One folder for all jobs of this user, so that a program is known by whatever job ran it last.
+        imports_dir=(ground.state_dir if config.paths.state_dir else ground.state_dir.parent)
+        / IMPORTS_FOLDER,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from aimaster.agent import assignment as words
@@ -34,6 +35,16 @@ _ANY = Assignment(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folders:
+    """Where lists of modules lie."""
+
+    run_dir: Path
+    """This agent's; the hook of its workers writes there."""
+    memory: Path | None = None
+    """What outlives the job; None keeps nothing."""
+
+
 class Warmth:
     """Keeps a template ready. Use in the event loop of the main thread."""
 
@@ -43,22 +54,26 @@ class Warmth:
         python: str,
         *,
         common: Mapping[str, str],
-        run_dir: Path,
+        folders: Folders,
         reaper: Reaper,
         wanted: bool,
     ) -> None:
         self._reaper = reaper
-        self._run_dir = run_dir
         self._why_not = _why_never(program, wanted)
         self._plan = TemplatePlan(
             argv=tuple(words.argv(program, python, local_rank=0, assignment=_ANY)),
             env=common,
             per_worker=words.PER_WORKER,
             token=(OWNER_VARIABLE, reaper.worker_token),
-            log=run_dir / "template.log",
+            log=folders.run_dir / "template.log",
         )
         self._roots = modules.library_roots()
-        self._list = run_dir / modules.LIST_NAME
+        self._list = folders.run_dir / modules.LIST_NAME
+        self._memory = None
+        if folders.memory is not None:
+            named = (python, program.kind.value, program.target)
+            self._memory = modules.memory_path(folders.memory, named)
+            modules.recall(self._memory, self._list)
         self._list_seen = 0
         self._known: frozenset[str] = frozenset()
         self._template: Template | None = None
@@ -94,6 +109,8 @@ class Warmth:
             self._list_seen = changed
             names = modules.read_list(self._list, self._roots)
             grown = len(frozenset(names) - self._known) >= modules.GROWTH_MIN
+            if grown and self._memory is not None:
+                modules.remember(self._list, self._memory)
         if grown or (self._template is not None and not self._template.alive):
             self.begin(gentle=True)
 

@@ -29,7 +29,7 @@ from aimaster.agent.reports import LAST_LINES_CHARS_MAX, StopOutcome, WorkerExit
 from aimaster.agent.spawn import spawn
 from aimaster.agent.stdio import RankIO, Stdio
 from aimaster.agent.warm import ForkOrder, Unfit
-from aimaster.agent.warmth import Warmth
+from aimaster.agent.warmth import Folders, Warmth
 from aimaster.config import ProgramConfig, ProgramKind, Std, StdioConfig
 from aimaster.errors import SetupError
 from aimaster.rpc.messages import ProcessInfo, RankProgress, Role, WorkerPhase
@@ -91,7 +91,12 @@ class Workers:
         self._common = words.common_env(os.environ, identity, nproc=self._nproc, command=self._command)
         self._python = words.interpreter(program, sys.executable)
         self._warmth = Warmth(
-            program, self._python, common=self._common, run_dir=identity.run_dir, reaper=reaper, wanted=warm
+            program,
+            self._python,
+            common=self._common,
+            folders=Folders(run_dir=identity.run_dir, memory=identity.imports_dir),
+            reaper=reaper,
+            wanted=warm,
         )
         self._workers: list[_Worker] = []
         self._assignment: Assignment | None = None
