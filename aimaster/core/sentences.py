@@ -58,7 +58,7 @@ _TEMPLATES: Mapping[Reason, tuple[str, ...]] = {
 
 def sentence(reason: Reason, facts: Facts) -> str:
     """One sentence without a full stop, at most `SENTENCE_CHARS_MAX` long."""
-    shown = {name: f"{value:.1f}" if isinstance(value, float) else value for name, value in facts.items()}
+    shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in facts.items()}
     parts: list[str] = []
     for part in _TEMPLATES[reason]:
         try:

@@ -83,8 +83,8 @@ JOB_MOVES: Mapping[tuple[JobPhase, JobTrigger], JobPhase] = dict(
         *_rows(JobTrigger.FORMED, _all_to(_JOB_LIVE, _J.PREPARING)),
         *_rows(JobTrigger.PREPARED, {_J.PREPARING: _J.STARTING}),
         *_rows(JobTrigger.STARTED, {_J.STARTING: _J.RUNNING}),
-        *_rows(JobTrigger.SHORT, _all_to(_JOB_LIVE, _J.WAITING)),
-        *_rows(JobTrigger.END, _all_to((_J.UNDECLARED, *_JOB_LIVE), _J.ENDING)),
+        *_rows(JobTrigger.SHORT, _all_to((_J.PREPARING, _J.STARTING, _J.RUNNING), _J.WAITING)),
+        *_rows(JobTrigger.END, _all_to(_JOB_LIVE, _J.ENDING)),
         *_rows(JobTrigger.EMPTY, {_J.ENDING: _J.ENDED}),
     ]
 )
