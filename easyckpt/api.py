@@ -72,7 +72,8 @@ class Checkpointer:
         self._loads = 0
         self._continuing = False
         self._closed = False
-        self._lost_at: float | None = None
+        self._lost = False
+        self._retry_at = 0.0
         self.restored_from: str | None = None
         """Tier that the last load came from: ``memory``, ``peer`` or ``disk``."""
 
@@ -196,8 +197,7 @@ class Checkpointer:
     def _connected(self) -> RankLink:
         if self._link is not None:
             return self._link
-        now = time.monotonic()
-        if self._lost_at is not None and now - self._lost_at < RETRY_SAVER_S:
+        if self._lost and time.monotonic() < self._retry_at:
             raise SaverUnavailable("the saver process is gone", hint="it is looked for again in a moment")
         options = self._open_options
         if self._continuing:
@@ -210,18 +210,20 @@ class Checkpointer:
             )
         if self._mooring is None:
             self._mooring = moor(self._root)
-        elif self._lost_at is not None:
+        elif self._lost:
             self._mooring.revive()
         self._link = RankLink(self._mooring.seat, options)
-        if self._lost_at is not None:
+        if self._lost:
             _LOG.warning("the saver process is back; saving goes on")
-            self._lost_at = None
+            self._lost = False
         return self._link
 
     def _lose_saver(self, error: EasyckptError) -> None:
-        if self._lost_at is None:
+        if not self._lost:
             _LOG.warning("steps are not saved: %s", error)
-        self._lost_at = time.monotonic()
+        if not self._lost or time.monotonic() >= self._retry_at:
+            self._retry_at = time.monotonic() + RETRY_SAVER_S
+        self._lost = True
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -234,6 +236,7 @@ class Checkpointer:
 
         Raises:
             SaveNotDone: the newest step is in memory only; it says why.
+            StaleGeneration: another life of the job has taken over; it has the steps.
         """
         if self._closed:
             return

@@ -20,6 +20,7 @@ import json
 import os
 import secrets
 import socket
+import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ __all__ = ["Mooring", "Placement", "moor", "read_placement"]
 
 STORE_TIMEOUT_S = 300.0
 LINGER_S = 60.0
+SOCKET_PATH_BYTES_MAX = 107
+"""What the kernel takes."""
 
 _opened = 0
 """How often this process has moored: the store's keys differ each time, on all ranks alike."""
@@ -157,7 +160,7 @@ def _moor_alone(root: str, placement: Placement) -> Mooring:
         node_id=socket.gethostname(),
         linger_s=LINGER_S,
         log_path=_log_path(path),
-        remove_quiet_log=True,
+        detached=True,
     )
     found = spawn(options)
     with SaverClient(path, job_id=job_id, role="visitor") as client:
@@ -264,7 +267,7 @@ class _Gathering:
             linger_s=LINGER_S,
             listen=f"{_own_address(self._me.store_host)}:0" if several else "",
             log_path=_log_path(path),
-            remove_quiet_log=True,
+            detached=True,
         )
         spawn(options)
         with SaverClient(path, job_id=job_id, role="visitor") as client:
@@ -275,16 +278,26 @@ class _Gathering:
 
 
 def _socket_path(identity: str) -> str:
-    folder = Path(tempfile.gettempdir()) / f"easyckpt-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o077 or folder.is_symlink():
+    """Where the saver of this name listens: in a folder that is this user's alone."""
+    name = f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.sock"
+    bases = [tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp"]
+    paths = [Path(base) / f"easyckpt-{os.getuid()}" / name for base in bases if base]
+    path = next((item for item in paths if len(os.fsencode(item)) <= SOCKET_PATH_BYTES_MAX), paths[-1])
+    folder = path.parent
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise SaverUnavailable(
+            f"no folder for its socket: {error.strerror}", where=str(folder), hint="set TMPDIR"
+        ) from error
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or not stat.S_ISDIR(status.st_mode):
         raise Misuse(
             "this folder must belong to this user alone",
             where=str(folder),
             hint=f"rm -r {folder}, or set TMPDIR",
         )
-    return str(folder / f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.sock")
+    return str(path)
 
 
 def _log_path(socket_path: str) -> str:

@@ -31,6 +31,8 @@ NICENESS = 5
 def main(arguments: list[str] | None = None) -> int:
     """Run a saver to its end. Returns the exit code."""
     options = _parse(arguments)
+    if options.detached and os.fork():
+        os._exit(0)
     try:
         lock = _lock(options.socket + ".lock")
         if lock is None:
@@ -134,7 +136,7 @@ class _Loudness(logging.Handler):
 
 def _put_log_away(options: argparse.Namespace) -> None:
     logging.shutdown()
-    if options.log and options.remove_quiet_log and not _Loudness.heard:
+    if options.log and options.detached and not _Loudness.heard:
         Path(options.log).unlink(missing_ok=True)
 
 
@@ -162,7 +164,9 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--memory-limit", type=int, default=None, help="bytes that slots may take")
     parser.add_argument("--headroom", type=int, default=None, help="bytes that slots leave free")
     parser.add_argument("--log", default="")
-    parser.add_argument("--remove-quiet-log", action="store_true", help="no log is left if all went well")
+    parser.add_argument(
+        "--detached", action="store_true", help="be nobody's child; leave no log if all went well"
+    )
     parser.add_argument("--ready-fd", type=int, default=-1)
     parser.add_argument("--then", type=json.loads, default=(), help="JSON list: what to execute at the end")
     return parser.parse_args(arguments)

@@ -38,7 +38,7 @@ async def prove_as_server(channel: AsyncChannel, *, secret: bytes, job_id: str) 
     """
     try:
         await asyncio.wait_for(_as_server(channel, secret, job_id), HANDSHAKE_TIMEOUT_S)
-    except (asyncio.TimeoutError, EOFError) as error:
+    except (asyncio.TimeoutError, EOFError, OSError) as error:
         raise ProtocolError("a connection ended before it proved to belong to the job") from error
 
 
@@ -50,7 +50,7 @@ async def prove_as_client(channel: AsyncChannel, *, secret: bytes, job_id: str) 
     """
     try:
         await asyncio.wait_for(_as_client(channel, secret, job_id), HANDSHAKE_TIMEOUT_S)
-    except (asyncio.TimeoutError, EOFError) as error:
+    except (asyncio.TimeoutError, EOFError, OSError) as error:
         raise ProtocolError(
             "the other saver refused us",
             hint="all nodes need the same secret and job id",

@@ -41,7 +41,6 @@ class AsyncChannel:
         self.socket = sock
         self._loop = asyncio.get_running_loop()
         self._write_lock = asyncio.Lock()
-        self._closed = False
 
     async def receive(self) -> Message:
         """The next message.
@@ -100,13 +99,14 @@ class AsyncChannel:
         """The next message, which must be of this kind; a `Failure` is raised."""
         return _expect(await self.receive(), kind)
 
-    def close(self) -> None:
-        """End the connection; a reader gets `EOFError` or `OSError`."""
-        if self._closed:
-            return
-        self._closed = True
+    def hang_up(self) -> None:
+        """End the connection from anywhere: whoever reads or writes gets `EOFError` or `OSError`."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give the socket back. Only for who serves the connection, when nothing waits for it any more:
+        an event loop never wakes a reader of a socket that is closed under it."""
         self.socket.close()
 
 

@@ -52,8 +52,8 @@ class SaverOptions:
     memory_limit: int | None = None
     headroom: int | None = None
     log_path: str = ""
-    remove_quiet_log: bool = False
-    """Whether a log without a warning in it is removed at the end."""
+    detached: bool = False
+    """Whether it is nobody's child and leaves no log behind if there was nothing to warn of."""
     then: tuple[str, ...] = ()
     """A command that the saver becomes at its end, to clear away what its owner could not; empty for none."""
 
@@ -67,8 +67,8 @@ class SaverOptions:
             command += ["--memory-limit", str(self.memory_limit)]
         if self.headroom is not None:
             command += ["--headroom", str(self.headroom)]
-        if self.remove_quiet_log:
-            command.append("--remove-quiet-log")
+        if self.detached:
+            command.append("--detached")
         if self.then:
             command += ["--then", json.dumps(self.then)]
         return command
@@ -101,7 +101,7 @@ class SaverProcess:
     adopted: bool
     """Whether it was there before: an earlier life of this node started it."""
     process: subprocess.Popen[bytes] | None
-    """Ours to wait for, unless adopted."""
+    """Ours to wait for, unless adopted or detached."""
 
 
 def spawn(options: SaverOptions, *, environment: dict[str, str] | None = None) -> SaverProcess:
@@ -117,11 +117,13 @@ def spawn(options: SaverOptions, *, environment: dict[str, str] | None = None) -
     for _ in range(ADOPT_ATTEMPTS):
         process, answer = _start(options, environment)
         if "pid" in answer:
+            if options.detached:
+                process.wait(START_TIMEOUT_S)
             return SaverProcess(
                 pid=int(answer["pid"]),
                 listen_address=str(answer["address"]),
                 adopted=False,
-                process=process,
+                process=None if options.detached else process,
             )
         process.wait(START_TIMEOUT_S)
         if not answer.get("adopt"):

@@ -51,6 +51,10 @@ class CommitHost(Protocol):
 
     def broadcast(self, message: Message) -> None: ...
 
+    async def confirm(self) -> None:
+        """Return when all members have just answered, and so still follow this lead."""
+        ...
+
     def after(self, changes: tuple[Change, ...]) -> None:
         """Tell what changed, begin what is due."""
         ...
@@ -78,6 +82,8 @@ class Commits:
         self._options: Open | None = None
         self._vault: Vault | None = None
         self._life: Life | None = None
+        self._fresh_life: Life | None = None
+        """Recorded for a restore that is about to be settled."""
         self._life_lock = asyncio.Lock()
         self._resumed: int | None = None
         self._order: PersistStep | None = None
@@ -86,6 +92,7 @@ class Commits:
         self._fragments: dict[int, Persisted] = {}
         self._fragment_came = asyncio.Event()
         self._tidying = False
+        self._closed = False
 
     @property
     def options(self) -> Open | None:
@@ -125,9 +132,22 @@ class Commits:
         if self._work is not None:
             self._work.cancel()
         self._order = None
-        self._life = None
-        self._resumed = resumed
-        self._spawn(self._try_begin_life(), "the record of this life")
+        fresh, self._fresh_life = self._fresh_life, None
+        self._life = fresh  # every restore is a life of its own: no name on storage is written twice
+        if fresh is None:
+            self._resumed = resumed
+            self._spawn(self._try_begin_life(), "the record of this life")
+
+    async def record(self, resumed: int) -> None:
+        """Make this life known before it goes on from a step that leaves newer ones on storage behind.
+
+        Raises:
+            EasyckptError: storage refuses, so that the newer steps would come back at the next restart.
+        """
+        async with self._life_lock:
+            self._life = None
+            self._resumed = resumed
+        self._fresh_life = await self._ensure_life()
 
     def take_over(self, resumed: int | None) -> None:
         """An earlier lead of this generation was lost: go on as a life of our own."""
@@ -199,11 +219,22 @@ class Commits:
     async def _ensure_life(self) -> Life:
         async with self._life_lock:
             if self._life is None:
+                # A lead that was left behind by its members must not fence the life that replaced it.
+                await self._host.confirm()
                 begin = partial(
-                    self._opened().begin_life, world_size=self._begin.world_size, resumed_step=self._resumed
+                    self._opened().begin_life,
+                    world_size=self._begin.world_size,
+                    resumed_step=self._resumed,
+                    wanted=lambda: not self._closed,
                 )
                 self._life = await self._blocking(begin)
             return self._life
+
+    def close(self) -> None:
+        """The generation is over. What threads still do on storage is fenced, or harmless."""
+        self._closed = True
+        if self._work is not None:
+            self._work.cancel()
 
     async def _try_begin_life(self) -> None:
         try:

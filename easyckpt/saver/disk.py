@@ -12,6 +12,7 @@ import logging
 import platform
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,11 +116,17 @@ class Vault:
             digests.update({piece.rank: piece.digest for piece in fragment.pieces})
         return digests
 
-    def begin_life(self, *, world_size: int, resumed_step: int | None) -> Life:
+    def begin_life(self, *, world_size: int, resumed_step: int | None, wanted: Callable[[], bool]) -> Life:
         """Make this life known, under the next number that is free.
 
+        Args:
+            world_size: ranks.
+            resumed_step: where it goes on; None if it begins without a checkpoint.
+            wanted: asked before each attempt: a life that was replaced meanwhile must not fence its
+            successor.
+
         Raises:
-            StaleGeneration: others took number after number.
+            StaleGeneration: it is not wanted any more, or others took number after number.
             StorageError: the storage refuses.
         """
         now = time.time()
@@ -128,6 +135,8 @@ class Vault:
         run_id = ensure_root(self._storage, root).run_id
         life = uuid.uuid4().hex
         for attempt in range(LIFE_ATTEMPTS_MAX):
+            if not wanted():
+                raise StaleGeneration("this life of the job is over", where=self.root)
             generation = next_generation(self._storage)
             record = GenerationRecord(
                 run_id=run_id,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from easyckpt.errors import EasyckptError
 from easyckpt.saver.commits import Commits, Spawn, Threads
 from easyckpt.saver.disk import DiskView
-from easyckpt.saver.ledger import Change, Ledger, PersistPolicy
+from easyckpt.saver.ledger import Change, Ledger, PersistPolicy, Stage
 from easyckpt.saver.peering import (
     Ask,
     Drained,
@@ -40,7 +40,7 @@ from easyckpt.saver.peering import (
 )
 from easyckpt.saver.protocol import Begin, Failure, Held, Message
 from easyckpt.saver.rounds import Rounds
-from easyckpt.tiers import Plan, choose
+from easyckpt.tiers import MEMORY, Plan, choose
 
 __all__ = ["Lead"]
 
@@ -135,6 +135,14 @@ class Lead:
         """What storage offers."""
         return await self._commits.look()
 
+    async def confirm(self) -> None:
+        """Return when all members have just answered."""
+        await self.gather()
+
+    async def record_life(self, resumed: int) -> None:
+        """See `Commits.record`."""
+        await self._commits.record(resumed)
+
     def send(self, node_rank: int, message: Message) -> None:
         """To one member; lost if it is away, which it makes good when it registers again."""
         target = self._members.get(node_rank)
@@ -167,7 +175,9 @@ class Lead:
         elif isinstance(message, Sealed):
             self.after(self._ledger.sealed(message.rank, message.step))
         elif isinstance(message, StageFailed):
-            self.after(self._ledger.failed(message.rank, message.step, reason=message.reason, now=self._clock()))
+            self.after(
+                self._ledger.failed(message.rank, message.step, reason=message.reason, now=self._clock())
+            )
         elif isinstance(message, Replicated):
             self.after(self._ledger.replicated_by(message.rank, message.step, message.error))
         elif isinstance(message, Persisted):
@@ -237,7 +247,8 @@ class Lead:
         }
         plan = choose(own, (), node_of_rank=self.node_of_rank())
         if plan is not None:
-            self._ledger.restored(plan.step, durable=False, now=self._clock())
+            whole = all(source.tier == MEMORY for source in plan.sources)
+            self._ledger.taken_over(plan.step, whole=whole, now=self._clock())
             self._commits.take_over(plan.step)
 
     def _open(self, message: Opened, reply: SendTo) -> None:
@@ -292,14 +303,18 @@ class Lead:
             if answer is None:
                 self._waiting.append(ask)
             else:
-                self._answer(ask, granted=answer.granted, reason=answer.reason)
+                abandoned = answer.stage is Stage.ABANDONED
+                self._answer(ask, granted=answer.granted, reason=answer.reason, abandoned=abandoned)
 
-    def _answer(self, ask: Ask, *, granted: bool, reason: str, misuse: bool = False) -> None:
+    def _answer(
+        self, ask: Ask, *, granted: bool, reason: str, abandoned: bool = False, misuse: bool = False
+    ) -> None:
         verdict = Verdict(
             rank=ask.rank,
             step=ask.step,
             granted=granted,
             reason=reason,
+            abandoned=abandoned,
             misuse=misuse,
             protect=self._ledger.protected,
         )
@@ -355,4 +370,5 @@ class Lead:
     def close(self) -> None:
         """The generation is over."""
         self._closed = True
+        self._commits.close()
         self._members.clear()

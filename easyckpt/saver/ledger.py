@@ -53,6 +53,8 @@ class Answer:
 
     granted: bool
     reason: str = ""
+    stage: Stage = Stage.SKIPPED
+    """If not granted: skipped, or abandoned already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +106,7 @@ class Ledger:
         self.copy_trouble = ""
         self.persist_trouble = ""
         self._persist_wanted = False
+        self._not_whole: int | None = None
         self._last_persist: tuple[int, float] | None = None  # step, when it began
         self._retry_at = 0.0
         self._backoff_s = 0.0
@@ -141,7 +144,7 @@ class Ledger:
         metrics: dict[str, float] | None = None,
     ) -> tuple[Answer | None, tuple[Change, ...]]:
         """A rank wants to save a step. No answer: ask again after the next change (only with ``block``)."""
-        changes = self.expire(now)
+        changes = (*self.expire(now), *self._give_up_if_left_out(rank, step))
         entry = self._steps.get(step)
         if entry is None:
             reason = self._refusal(step)
@@ -158,7 +161,15 @@ class Ledger:
         if metrics:
             entry.metrics.update(metrics)
         granted = entry.stage not in (Stage.SKIPPED, Stage.ABANDONED)
-        return Answer(granted=granted, reason=entry.reason), changes
+        return Answer(granted=granted, reason=entry.reason, stage=entry.stage), changes
+
+    def _give_up_if_left_out(self, rank: int, step: int) -> tuple[Change, ...]:
+        """A rank that goes on to a later step will never save the one in flight (it could not reach its
+        saver)."""
+        entry = self._in_flight
+        if entry is None or step <= entry.step or rank in entry.asked or entry.stage is not Stage.STAGING:
+            return ()
+        return self._abandon(entry, f"rank {rank} went on to step {step} without saving it")
 
     def _refusal(self, step: int) -> str:
         if step <= self._newest_asked:
@@ -261,6 +272,17 @@ class Ledger:
             entry.asked = set(range(self._world_size))
             entry.sealed = set(entry.asked)
 
+    def taken_over(self, step: int, *, whole: bool, now: float) -> None:
+        """An earlier lead of this generation was lost; this step is what members hold.
+
+        Args:
+            step: newest that is covered.
+            whole: whether each rank's own node has its piece, so that it can be written to storage.
+            now: monotonic seconds.
+        """
+        self.restored(step, durable=False, now=now)
+        self._not_whole = None if whole else step
+
     def want_persist(self) -> None:
         """Persist the newest step as soon as possible, whatever the interval says."""
         self._persist_wanted = True
@@ -269,7 +291,7 @@ class Ledger:
     def next_persist(self, now: float) -> int | None:
         """The step to write to storage now, if any. The caller begins it."""
         step = self.complete
-        if step is None or self.persisting is not None or now < self._retry_at:
+        if step is None or step == self._not_whole or self.persisting is not None or now < self._retry_at:
             return None
         if self.durable is not None and step <= self.durable:
             self._persist_wanted = False

@@ -252,7 +252,8 @@ class Member:
             raise Misuse(verdict.reason, where=self.root, hint="call load() first, or use an empty folder")
         if not verdict.granted:
             self.skipped += 1
-            info = StageInfo(step=ask.step, stage="skipped", reason=verdict.reason)
+            stage = "abandoned" if verdict.abandoned else "skipped"
+            info = StageInfo(step=ask.step, stage=stage, reason=verdict.reason)
             self._stages.setdefault(ask.step, info)
             return info
         self._progressed = True
@@ -266,9 +267,9 @@ class Member:
         except SlotsBusy:
             reason = "both slots are still in use here"
         except MemoryFull as error:
-            reason = str(error)
+            reason = f"{error.what} ({error.hint})"
         self.stage_failed(rank, ask.step, reason)
-        return StageInfo(step=ask.step, stage="abandoned", reason=reason)
+        return StageInfo(step=ask.step, stage="abandoned", reason=f"rank {rank}: {reason}")
 
     async def _verdict(self, rank: int, ask: StageAsk) -> Verdict:
         """The lead's answer. If it does not come, the step is given up here, and so on every rank."""
@@ -282,6 +283,9 @@ class Member:
                 verdict = await asyncio.wait_for(future, limit)
             except asyncio.TimeoutError:
                 reason = f"no decision within {limit:g} s"
+            except asyncio.CancelledError:
+                self.stage_failed(rank, ask.step, "the worker is gone")
+                raise
             else:
                 if verdict.reason != LEAD_AWAY:
                     return verdict

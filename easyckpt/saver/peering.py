@@ -177,6 +177,8 @@ class Verdict(Message, frozen=True, kw_only=True):
     step: int
     granted: bool
     reason: str = ""
+    abandoned: bool = False
+    """Whether the step was begun by others, and given up."""
     misuse: bool = False
     """Whether the calling code must change: then save() raises."""
     protect: tuple[Key, ...] = ()

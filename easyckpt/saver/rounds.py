@@ -54,6 +54,10 @@ class RestoreHost(Protocol):
 
     def broadcast(self, message: Message) -> None: ...
 
+    async def record_life(self, resumed: int) -> None:
+        """Have storage know that newer steps are left behind."""
+        ...
+
     def settle_restore(self, plan: Plan | None) -> None:
         """All ranks resume from here."""
         ...
@@ -132,6 +136,11 @@ class Rounds:
             if plan is None:
                 return self._nothing(entry, view, held)
             if await self._attempt(entry, plan, view):
+                if any(item.step > plan.step for item in view.on_disk):
+                    try:
+                        await self._host.record_life(plan.step)
+                    except EasyckptError as error:
+                        return Go(index=entry.index, step=None, failure=make_failure(error), asked=entry.step)
                 self.loaded = True
                 self._host.settle_restore(plan)
                 return Go(index=entry.index, step=plan.step, durable=plan.durable, asked=entry.step)

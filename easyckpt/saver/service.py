@@ -374,7 +374,7 @@ async def _hang_up_at_death(pid: int, channel: AsyncChannel) -> None:
     loop.add_reader(fd, ended.set)
     try:
         await ended.wait()
-        channel.close()
+        channel.hang_up()
     finally:
         loop.remove_reader(fd)
         os.close(fd)

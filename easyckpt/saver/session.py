@@ -111,8 +111,7 @@ class Session:
             if self.hello.job_id != self._host.job_id:
                 raise ProtocolError(f"this is the saver of job {self._host.job_id}, not {self.hello.job_id}")
             await self.channel.send(self._host.welcome())
-            while True:
-                await self._answer(await self.channel.receive())
+            await self._serve()
         except (EOFError, OSError):
             pass
         except EasyckptError as error:  # no message of ours, or not for us: say so and hang up
@@ -122,6 +121,27 @@ class Session:
         finally:
             self._let_go()
             self.channel.close()
+
+    async def _serve(self) -> None:
+        """Answer one question after the other; an answer that nobody waits for any more is given up."""
+        receiving = asyncio.ensure_future(self.channel.receive())
+        answering: asyncio.Future[None] | None = None
+        try:
+            while True:
+                message = await receiving
+                receiving = asyncio.ensure_future(self.channel.receive())
+                answering = asyncio.ensure_future(self._answer(message))
+                await asyncio.wait({receiving, answering}, return_when=asyncio.FIRST_COMPLETED)
+                if not answering.done() and receiving.exception() is not None:
+                    await receiving  # raises what ended the connection
+                await answering
+        finally:
+            for task in (receiving, answering):
+                if task is not None and not task.done():
+                    task.cancel()
+                    await asyncio.wait({task})
+                elif task is not None and not task.cancelled():
+                    task.exception()  # seen, whatever it was
 
     async def _answer(self, message: Message) -> None:
         handler = self._answers.get(type(message))

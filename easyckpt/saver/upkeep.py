@@ -79,7 +79,7 @@ class Upkeep:
 
     def failed(self, rank: int, step: int, reason: str) -> None:
         """A granted copy will not come."""
-        _LOG.warning("step %d of rank %d will not come: %s", step, rank, reason)
+        _LOG.info("step %d of rank %d will not come: %s", step, rank, reason)
         self._send(StageFailed(rank=rank, step=step, reason=reason))
 
     async def seal(self, piece: Piece) -> None:

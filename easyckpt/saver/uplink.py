@@ -79,7 +79,7 @@ class Outbox:
         try:
             self._queue.put_nowait(message)
         except asyncio.QueueFull:
-            self._channel.close()
+            self._channel.hang_up()
 
     async def run(self) -> None:
         """Send until the connection ends."""

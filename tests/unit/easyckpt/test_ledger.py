@@ -154,6 +154,27 @@ def test_a_failure_before_anybody_asked_keeps_the_others_from_beginning() -> Non
     assert granted(book, 0, 6)
 
 
+def test_a_rank_that_went_on_without_the_step_in_flight_ends_it() -> None:
+    book = ledger()
+    assert granted(book, 1, 5)
+    answer, (change,) = book.ask(0, 6, now=0.0)
+    assert change.stage is Stage.ABANDONED
+    assert "rank 0 went on" in change.reason
+    assert answer is not None
+    assert answer.granted
+    assert granted(book, 1, 6)
+
+
+def test_a_step_that_is_not_whole_is_protected_but_not_written() -> None:
+    book = ledger()
+    book.taken_over(4, whole=False, now=0.0)
+    assert book.protected == (Key(3, 4),)
+    book.want_persist()
+    assert book.next_persist(0.0) is None
+    complete(book, 5)
+    assert book.next_persist(0.0) == 5
+
+
 def test_a_rank_saves_a_step_once_and_never_an_older_one() -> None:
     book = ledger(world=1)
     complete(book, 5, world=1)
