@@ -274,7 +274,7 @@ def run_faulted(job: Job, view: View) -> None:
     job.start_node("node-b")
     job.start_node("node-c")
     view.event("started node-b and node-c; whoever comes last is the spare")
-    first, second = job.options.steps * 3 // 10, job.options.steps * 6 // 10
+    first, second = job.options.steps // 2, job.options.steps * 3 // 4
     job.wait("the first steps", view, lambda: job.step() >= first, limit_s=START_LIMIT_S)
     generation = job.generation()
     kill_worker(job, "node-a", view)
@@ -301,7 +301,7 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--folder", type=Path, default=Path("build/demo"), help="is emptied first")
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--seed", type=int, default=17)
     parser.add_argument("--hidden_size", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
