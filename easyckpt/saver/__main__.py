@@ -20,6 +20,7 @@ from pathlib import Path
 
 from easyckpt.errors import EasyckptError, Misuse, SaverUnavailable
 from easyckpt.saver.service import DRAIN_TIMEOUT_S, Saver, SaverConfig
+from easyckpt.slots import HEADROOM_BYTES
 
 __all__ = ["main"]
 
@@ -162,7 +163,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--advertise", default="", help="host that other nodes reach this one under")
     parser.add_argument("--secret-file", default="")
     parser.add_argument("--memory-limit", type=int, default=None, help="bytes that slots may take")
-    parser.add_argument("--headroom", type=int, default=None, help="bytes that slots leave free")
+    parser.add_argument("--headroom", type=int, default=HEADROOM_BYTES, help="bytes that slots leave free")
     parser.add_argument("--log", default="")
     parser.add_argument(
         "--detached", action="store_true", help="be nobody's child; leave no log if all went well"

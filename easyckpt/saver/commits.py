@@ -21,7 +21,7 @@ from easyckpt.saver.ledger import Change, Ledger, PersistPolicy
 from easyckpt.saver.peering import Persisted, PersistStep
 from easyckpt.saver.protocol import Begin, Key, Message, Open
 
-__all__ = ["CommitHost", "Commits", "Spawn", "Threads"]
+__all__ = ["FINISH_TIMEOUT_S", "CommitHost", "Commits", "Spawn", "Threads"]
 
 PERSIST_TIMEOUT_S = 3600.0
 """Until a node that has not reported its pieces counts as failed for this step."""
@@ -31,6 +31,13 @@ SLOW_AFTER_S = 60.0
 
 LOOK_TIMEOUT_S = 30.0
 """A dead mount must not keep ranks from what memory holds."""
+
+TIDY_S = 30.0
+TIDY_COMMITS = 8
+"""Retention reads a step back before it takes older ones away, so it runs for several at once: after so many
+commits, or at the first one after so many seconds, and at the end."""
+
+FINISH_TIMEOUT_S = 30.0
 
 _LOG = logging.getLogger("easyckpt.saver")
 
@@ -92,6 +99,8 @@ class Commits:
         self._fragments: dict[int, Persisted] = {}
         self._fragment_came = asyncio.Event()
         self._tidying = False
+        self._tidied_at = 0.0
+        self._untidied = 0
         self._closed = False
 
     @property
@@ -191,8 +200,11 @@ class Commits:
             _LOG.warning("not durable: %s", error)
         self._order = None
         self._host.after(self._ledger.persisted(step, error=error, now=self._clock()))
-        if not error:
-            self._spawn(self._tidy(), "retention")
+        if error:
+            return
+        self._untidied += 1
+        if self._untidied >= TIDY_COMMITS or self._clock() - self._tidied_at >= TIDY_S:
+            self._spawn(self.tidy(), "retention")
 
     async def _write_and_commit(self, step: int) -> str:
         life = await self._ensure_life()
@@ -242,10 +254,13 @@ class Commits:
         except (EasyckptError, OSError) as error:
             _LOG.warning("this life is not recorded on storage yet: %s", error)
 
-    async def _tidy(self) -> None:
-        if self._tidying or self._life is None or self._options is None:
+    async def tidy(self) -> None:
+        """Have retention remove what is not kept."""
+        if self._tidying or not self._untidied or self._life is None or self._options is None:
             return
         self._tidying = True
+        self._untidied = 0
+        self._tidied_at = self._clock()
         try:
             await self._blocking(
                 partial(self._opened().tidy, keep=self._options.keep, generation=self._life.generation)

@@ -10,11 +10,12 @@ Runs in the saver's event loop; what blocks runs in threads.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 
 from easyckpt.errors import EasyckptError
-from easyckpt.saver.commits import Commits, Spawn, Threads
+from easyckpt.saver.commits import FINISH_TIMEOUT_S, Commits, Spawn, Threads
 from easyckpt.saver.disk import DiskView
 from easyckpt.saver.ledger import Change, Ledger, PersistPolicy, Stage
 from easyckpt.saver.peering import (
@@ -366,6 +367,11 @@ class Lead:
         while not self._closed:
             await asyncio.sleep(TICK_S)
             self.after(self._ledger.expire(self._clock()))
+
+    async def finish(self) -> None:
+        """Before the end of the job: what retention has left for later."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._commits.tidy(), FINISH_TIMEOUT_S)
 
     def close(self) -> None:
         """The generation is over."""

@@ -36,6 +36,7 @@ from easyckpt.saver.protocol import Begin, Status, Welcome
 from easyckpt.saver.replicate import Dialer, parse_address
 from easyckpt.saver.session import Session
 from easyckpt.saver.uplink import join_local, stay_linked
+from easyckpt.slots import HEADROOM_BYTES
 
 __all__ = ["Saver", "SaverConfig"]
 
@@ -63,7 +64,7 @@ class SaverConfig:
     """Host that others reach this node under, if it is not the one listened on."""
     secret: bytes = b""
     memory_limit: int | None = None
-    headroom: int | None = None
+    headroom: int = HEADROOM_BYTES
 
 
 class Saver:
@@ -76,11 +77,7 @@ class Saver:
             hashing=ThreadPoolExecutor(HASHING_THREADS, thread_name_prefix="hash"),
             storage=ThreadPoolExecutor(STORAGE_THREADS, thread_name_prefix="storage"),
         )
-        self._holdings = (
-            Holdings(memory_limit=config.memory_limit)
-            if config.headroom is None
-            else Holdings(memory_limit=config.memory_limit, headroom=config.headroom)
-        )
+        self._holdings = Holdings(memory_limit=config.memory_limit, headroom=config.headroom)
         self._sessions: set[Session] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lead: Lead | None = None
@@ -335,6 +332,8 @@ class Saver:
             if member is not None:
                 drained = await member.drain(self._drain_timeout_s)
                 _LOG.info("drained: memory %s, durable %s", drained.memory_step, drained.durable_step)
+            if self._lead is not None:
+                await self._lead.finish()
         finally:
             self._end_generation("the saver ends")
             for server in self._listeners:
