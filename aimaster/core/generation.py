@@ -205,7 +205,7 @@ def end_job(turn: Turn, exit_code: int, reason: Reason) -> None:
     turn.cancel_timers(*TimerKind)
     job.awaited = set()
     turn.send(FinishJob(exit_code=exit_code, reason=reason))
-    if all(node.state in GONE for node in turn.state.nodes.values()):
+    if all_gone(turn):
         turn.move_job(JobTrigger.EMPTY)
     else:
         turn.set_timer(TimerKind.DRAIN, turn.policy.timeouts.drain_s)
@@ -232,7 +232,7 @@ def clean_spare(turn: Turn, node: NodeRecord) -> None:
 
 def all_gone(turn: Turn) -> bool:
     """Whether every node that was told to end is gone."""
-    return all(node.state in GONE for node in turn.state.nodes.values())
+    return not turn.state.present
 
 
 def _next_generation(turn: Turn) -> Generation:

@@ -40,6 +40,9 @@ def _bookkeeping(state: State) -> Iterator[str]:
     usable = {name for name, node in state.nodes.items() if node.state not in UNUSABLE}
     if usable != set(state.usable):
         yield f"usable nodes are {sorted(usable)}, remembered {sorted(state.usable)}"
+    present = {name for name, node in state.nodes.items() if node.state not in GONE}
+    if present != state.present:
+        yield f"nodes that are there: {sorted(present)}, remembered {sorted(state.present)}"
     job = state.job
     if (job.declared is None) != (job.phase is JobPhase.UNDECLARED):
         yield f"phase {job.phase.value} with declaration {job.declared}"

@@ -173,16 +173,26 @@ class JobRecord:
     end_reason: Reason | None = None
     sentence: str = ""
 
-    def canonical(self) -> str:
-        """All of it in one line, equal for equal records on every machine and Python."""
-        timers = sorted((kind.value, t.generation, t.deadline_s) for kind, t in self.timers.items())
+    def bulk(self) -> tuple[object, ...]:
+        """What is large and seldom changes: each is replaced as a whole, never changed in place."""
+        return (self.members, self.seats, self.history, self.uncharged, self.blamed)
+
+    def bulk_canonical(self) -> str:
+        """The bulk in one line."""
         uncharged = self.uncharged.canonical() if self.uncharged else None
+        seats, blamed = sorted(self.seats.items()), sorted(self.blamed)
+        return repr((self.members, seats, self.history.canonical(), uncharged, blamed))
+
+    def canonical(self) -> str:
+        """All but the bulk in one line, equal for equal records on every machine and Python.
+
+        Without `awaited`, which says again what the states of the members say.
+        """
+        timers = sorted((kind.value, t.generation, t.deadline_s) for kind, t in self.timers.items())
         reason = self.end_reason.value if self.end_reason else None
         rows: tuple[tuple[object, ...], ...] = (
             (_declared_line(self.declared), self.phase.value, self.generation, self.seen_generation),
-            (self.starts, self.members, sorted(self.seats.items()), self.world_size),
-            (sorted(self.awaited), self.unfinished, timers, self.arrivals),
-            (self.history.canonical(), uncharged, sorted(self.blamed)),
+            (self.starts, self.world_size, self.unfinished, timers, self.arrivals),
             (self.memory_step, self.durable_step, self.restored, self.progress_expected),
             (self.first_step_at_s, self.attempt_step, self.exit_code, reason),
         )
@@ -211,6 +221,10 @@ class State:
         self.nodes: dict[NodeId, NodeRecord] = {}
         self.usable: dict[NodeId, NodeRecord] = {}
         """Nodes that can be members of the next generation; kept so that a burst of arrivals stays cheap."""
+        self.present: set[NodeId] = set()
+        """Nodes that are not gone; kept so that a burst of goodbyes stays cheap."""
+        self._bulk: tuple[object, ...] = ()
+        self._bulk_print = 0
         self._sum = 0
         self._touched: dict[NodeId, NodeRecord] = {}
 
@@ -221,6 +235,10 @@ class State:
             self.usable.pop(node.id, None)
         else:
             self.usable[node.id] = node
+        if node.state in GONE:
+            self.present.discard(node.id)
+        else:
+            self.present.add(node.id)
 
     def digest(self) -> str:
         """32 hexadecimal digits; equal for equal states."""
@@ -229,12 +247,17 @@ class State:
             self._sum = (self._sum - node.print_ + new) % _MODULUS
             node.print_ = new
         self._touched.clear()
-        return f"{(self._sum + fingerprint(self.job.canonical())) % _MODULUS:032x}"
+        bulk = self.job.bulk()
+        if len(bulk) != len(self._bulk) or any(a is not b for a, b in zip(bulk, self._bulk, strict=True)):
+            self._bulk, self._bulk_print = bulk, fingerprint(self.job.bulk_canonical())
+        job = fingerprint(self.job.canonical()) + self._bulk_print
+        return f"{(self._sum + job) % _MODULUS:032x}"
 
     def digest_from_scratch(self) -> str:
         """The same number without anything remembered; for checkers."""
         total = sum(fingerprint(node.canonical()) for node in self.nodes.values())
-        return f"{(total + fingerprint(self.job.canonical())) % _MODULUS:032x}"
+        job = fingerprint(self.job.canonical()) + fingerprint(self.job.bulk_canonical())
+        return f"{(total + job) % _MODULUS:032x}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,8 +147,8 @@ class _World:
 
     def over(self) -> bool:
         """Whether the job has ended and nobody is left to end."""
-        phase = self.master.machine.view(0.0).phase if self.master.finished else None
-        return self.master.up and phase is JobPhase.ENDED and not any(node.alive for node in self.nodes)
+        ended = self.master.up and self.master.machine.state.job.phase is JobPhase.ENDED
+        return ended and not any(node.alive for node in self.nodes)
 
     def run(self) -> Result:
         self.master.boot()
