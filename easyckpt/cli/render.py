@@ -179,9 +179,8 @@ def verdicts(report: Report) -> None:
     out = _out()
     for row in report["verdicts"]:
         proved = f"{size(row['bytes_proved'])} of {size(row['bytes_total'])} read back"
-        out.print(
-            f"step {row['step']} (generation {row['generation']}): {row['verdict'].replace('_', ' ')}, {proved}"
-        )
+        verdict = row["verdict"].replace("_", " ")
+        out.print(f"step {row['step']} (generation {row['generation']}): {verdict}, {proved}")
         for finding in row["findings"]:
             out.print(
                 f"  {finding['kind']}: {escape(finding['detail'])}\n    {escape(finding['where'])}",

@@ -193,9 +193,9 @@ def _tensor(name: str, chunks: list[Chunk]) -> Report:
 def verify(
     root: str, *, step: int | None, every: bool, quick: bool, on_bytes: OnBytes | None = None
 ) -> Report:
-    """``verdicts``: each with step, generation, verdict (``good``, ``index_good`` where not every byte
-    was read, ``damaged``, ``unknown``), bytes_proved,
-    bytes_total, findings (kind, where, detail, ranks). Damaged is exit code 4, unknown 3."""
+    """``verdicts``: each with step, generation, verdict (``good``, ``index_good`` where not every byte was
+    read, ``damaged``, ``unknown``), bytes_proved, bytes_total, findings (kind, where, detail, ranks).
+    Damaged is exit code 4, unknown 3."""
     storage, found = _open(root)
     chosen = list(found.visible) if every else [_choose(storage, found, step)]
     if not chosen:
