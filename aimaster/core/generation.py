@@ -86,7 +86,7 @@ def start(turn: Turn) -> None:
     lead = members[0]
     for node in members:
         turn.move_node(node, NodeTrigger.START)
-        turn.send(start_command(turn, node, lead))
+        turn.send(start_command(turn, node, lead=lead))
     job.starts += 1
     job.seats = {node.id: node.node_rank for node in members}
     job.awaited = set(job.members)
@@ -103,7 +103,7 @@ def start(turn: Turn) -> None:
     )
 
 
-def start_command(turn: Turn, node: NodeRecord, lead: NodeRecord, *, again: bool = False) -> StartWorkers:
+def start_command(turn: Turn, node: NodeRecord, *, lead: NodeRecord, again: bool = False) -> StartWorkers:
     """What a member needs to start its workers; `again` when it was already counted as a start."""
     job = turn.job
     return StartWorkers(
@@ -218,7 +218,7 @@ def resend(turn: Turn, node: NodeRecord) -> None:
         turn.send(Prepare(node=node.id, generation=node.generation, reason=Reason.RESENT))
     elif node.state is NodeState.STARTING:
         lead = turn.state.nodes[job.members[0]]
-        turn.send(start_command(turn, node, lead, again=True))
+        turn.send(start_command(turn, node, lead=lead, again=True))
     elif node.state is NodeState.ENDING:
         turn.send(_end_command(turn, node))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aimaster.core import generation, guards, machine, on_workers
-from aimaster.core.commands import Decision, FinishJob, StartWorkers
+from aimaster.core.commands import Decision, EndNode, StartWorkers
 from aimaster.core.machine import Machine
 from aimaster.simulation.checkers import Violation
 from aimaster.simulation.faults import Fault, FaultKind
@@ -109,7 +109,7 @@ def test_ending_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_never_ending(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgetful(decision: Decision) -> Decision:
-        kept = tuple(c for c in decision.commands if not isinstance(c, FinishJob))
+        kept = tuple(c for c in decision.commands if not isinstance(c, EndNode))
         return replace(decision, commands=kept)
 
     monkeypatch.setattr(Machine, "step", answering(forgetful))
