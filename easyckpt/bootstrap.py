@@ -280,9 +280,15 @@ class _Gathering:
 def _socket_path(identity: str) -> str:
     """Where the saver of this name listens: in a folder that is this user's alone."""
     name = f"{hashlib.sha256(identity.encode()).hexdigest()[:16]}.sock"
-    bases = [tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", ""), "/tmp"]
+    bases = [tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", "")]
     paths = [Path(base) / f"easyckpt-{os.getuid()}" / name for base in bases if base]
-    path = next((item for item in paths if len(os.fsencode(item)) <= SOCKET_PATH_BYTES_MAX), paths[-1])
+    path = next((item for item in paths if len(os.fsencode(item)) <= SOCKET_PATH_BYTES_MAX), None)
+    if path is None:
+        raise SaverUnavailable(
+            f"a socket's path holds {SOCKET_PATH_BYTES_MAX} bytes, and this is longer",
+            where=str(paths[0]),
+            hint="set TMPDIR or XDG_RUNTIME_DIR to a folder with a shorter name",
+        )
     folder = path.parent
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

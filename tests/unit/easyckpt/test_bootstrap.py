@@ -9,7 +9,7 @@ import pytest
 
 from easyckpt.api import Checkpointer
 from easyckpt.bootstrap import _socket_path, read_placement
-from easyckpt.errors import Misuse
+from easyckpt.errors import Misuse, SaverUnavailable
 
 
 def test_a_process_alone_is_rank_0_of_1() -> None:
@@ -72,7 +72,11 @@ def test_a_temp_folder_whose_name_is_too_long_for_a_socket_is_not_used(
     tmp_path: Path, clean_env: pytest.MonkeyPatch
 ) -> None:
     clean_env.setattr("tempfile.tempdir", str(tmp_path / ("x" * 100)))
-    assert len(os.fsencode(_socket_path("x"))) <= 107
+    clean_env.delenv("XDG_RUNTIME_DIR", raising=False)
+    with pytest.raises(SaverUnavailable, match="107 bytes"):
+        _socket_path("x")
+    clean_env.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert _socket_path("x").startswith(str(tmp_path / "easyckpt-"))
 
 
 @pytest.mark.parametrize(
