@@ -33,6 +33,8 @@ from easyckpt.rng import RNG
 from easyckpt.state import capture
 
 STEPS, SAVED = 7, 4
+LATER = {"offload": 60}
+"""Cases that are saved later: the bias corrections of CPU Adam come apart only after some tens of steps."""
 
 _BASE: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 4,
@@ -189,7 +191,7 @@ def main() -> None:
         state = {"engine": engine, "rng": RNG()}
         saved = folder / f"{name}.saved.{rank}.safetensors"
         if mode == "straight":
-            train(engine, SAVED)
+            train(engine, LATER.get(name, SAVED))
             write(saved, state)
         else:
             hook = register_optimizer_step_pre_hook(no_step)
