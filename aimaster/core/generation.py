@@ -17,7 +17,7 @@ from aimaster.core.events import TimerKind
 from aimaster.core.membership import Readiness, choose, readiness
 from aimaster.core.placement import Guest, place
 from aimaster.core.policy import EXIT_BUDGET, EXIT_USER_ERROR, Cause, Failure, History, judge
-from aimaster.core.sentences import sentence
+from aimaster.core.sentences import last_words
 from aimaster.core.state import GONE, NO_RANK, JobPhase, NodeRecord, NodeState
 from aimaster.core.transitions import JobTrigger, NodeTrigger
 from aimaster.core.turn import Turn
@@ -198,7 +198,7 @@ def end_job(turn: Turn, exit_code: int, reason: Reason) -> None:
     turn.move_job(JobTrigger.END)
     turn.say(reason, exit_code=exit_code, generation=job.generation)
     job.exit_code, job.end_reason = exit_code, reason
-    job.sentence = sentence(reason, turn.facts)
+    job.sentence = last_words(reason, turn.facts)
     for node in turn.state.nodes.values():
         if node.state not in GONE:
             tell_to_end(turn, node)

@@ -56,6 +56,17 @@ _TEMPLATES: Mapping[Reason, tuple[str, ...]] = {
 }
 
 
+_GIVING_UP = frozenset({Reason.BUDGET_SPENT, Reason.NO_PROGRESS, Reason.SAME_ERROR_TWICE})
+
+
+def last_words(reason: Reason, facts: Facts) -> str:
+    """Why a job ends; where it was given up, also what failed last."""
+    text = sentence(reason, facts)
+    if reason in _GIVING_UP and "rank" in facts:
+        text = f"{sentence(Reason.WORKER_FAILED, facts)}; {text}"
+    return text[:SENTENCE_CHARS_MAX]
+
+
 def sentence(reason: Reason, facts: Facts) -> str:
     """One sentence without a full stop, at most `SENTENCE_CHARS_MAX` long."""
     shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in facts.items()}
