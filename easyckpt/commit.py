@@ -258,7 +258,7 @@ def _check_own_record(storage: Storage, manifest: Manifest) -> None:
 
 def _fence(storage: Storage, manifest: Manifest) -> Life | None:
     troubles: list[Trouble] = []
-    return fenced_by(manifest.name, read_lives(storage, None, {}, troubles=troubles))
+    return fenced_by(manifest.name, read_lives(storage, None, manifests={}, troubles=troubles))
 
 
 def _check_data(storage: Storage, manifest: Manifest) -> None:

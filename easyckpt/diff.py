@@ -89,7 +89,7 @@ class _Side:
     def _add(self, record: PieceRecord, layout: LayoutRecord) -> None:
         check_length(self.storage, record, step=self.manifest.step)
         first = self.storage.read(record.file, 0, layout.header_bytes)
-        prove_header(first, record, layout, where=self.storage.where(record.file))
+        prove_header(first, record, layout=layout, where=self.storage.where(record.file))
         for chunk in layout.layout.chunks:
             place = _Place(rank=record.rank, file=record.file, chunk=chunk)
             self.tensors.setdefault(chunk.name, []).append(place)

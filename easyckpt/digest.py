@@ -59,6 +59,9 @@ def digest_body(body: memoryview, *, chunk_bytes: int = HASH_CHUNK_BYTES) -> Bod
         body: flat bytes.
         chunk_bytes: unit; only tests choose another.
     """
+    if 0 < len(body) <= chunk_bytes:
+        digest = bytes_digest(body)
+        return BodyDigest(whole=digest, chunks=(digest,))
     whole = xxhash.xxh3_128()
     chunks = []
     for index in range(chunk_count(len(body), chunk_bytes=chunk_bytes)):

@@ -56,7 +56,7 @@ def encode(kind: str, fields: Mapping[str, Any], *, pretty: bool = True) -> byte
     return raw.replace(_NO_CHECKSUM.encode(), bytes_digest(raw).encode(), 1)
 
 
-def decode(raw: bytes, kind: str, into: type[T], *, where: str) -> T:
+def decode(raw: bytes, kind: str, *, into: type[T], where: str) -> T:
     """Read an index file; nothing in it is trusted.
 
     Args:

@@ -213,7 +213,7 @@ class Fragment:
     @classmethod
     def from_json(cls, raw: bytes, *, where: str) -> Fragment:
         """Read it; see `easyckpt.envelope.decode` for the errors."""
-        fields = decode(raw, cls.KIND, _FragmentFields, where=where)
+        fields = decode(raw, cls.KIND, into=_FragmentFields, where=where)
         layouts = tuple(LayoutRecord.from_plain(value, where=where) for value in fields.layouts)
         try:
             return cls(
@@ -328,4 +328,4 @@ class Manifest:
     @classmethod
     def from_json(cls, raw: bytes, *, where: str) -> Manifest:
         """Read it; see `easyckpt.envelope.decode` for the errors."""
-        return decode(raw, cls.KIND, cls, where=where)
+        return decode(raw, cls.KIND, into=cls, where=where)

@@ -73,8 +73,8 @@ def locate_piece(storage: Storage, manifest: Manifest, rank: int) -> LocatedPiec
 def load_piece(
     storage: Storage,
     manifest: Manifest,
-    rank: int,
     *,
+    rank: int,
     into: memoryview,
     located: LocatedPiece | None = None,
 ) -> LoadedPiece:
@@ -118,11 +118,11 @@ def read_body(
         raise Misuse(f"a writable buffer of {record.bytes} bytes is needed, not of {len(view)}")
     check_length(storage, record, step=piece.step)
     for index in range(len(record.chunk_hashes)):
-        read_chunk(storage, record, index, into=view, step=piece.step)
+        read_chunk(storage, record, index=index, into=view, step=piece.step)
         if on_bytes is not None:
             begin, end = chunk_range(index, length=record.bytes, chunk_bytes=record.hash_chunk_bytes)
             on_bytes(end - begin)
-    return prove_header(view, record, piece.layout, where=storage.where(record.file))
+    return prove_header(view, record, layout=piece.layout, where=storage.where(record.file))
 
 
 def check_length(storage: Storage, record: PieceRecord, *, step: int) -> None:
@@ -135,7 +135,7 @@ def check_length(storage: Storage, record: PieceRecord, *, step: int) -> None:
         )
 
 
-def read_chunk(storage: Storage, record: PieceRecord, index: int, *, into: memoryview, step: int) -> None:
+def read_chunk(storage: Storage, record: PieceRecord, *, index: int, into: memoryview, step: int) -> None:
     """Read one chunk to its place in a buffer for the whole body, and prove it."""
     begin, end = chunk_range(index, length=record.bytes, chunk_bytes=record.hash_chunk_bytes)
     where = storage.where(record.file)
@@ -156,7 +156,7 @@ def read_chunk(storage: Storage, record: PieceRecord, index: int, *, into: memor
 
 
 def prove_header(
-    first: bytes | memoryview, record: PieceRecord, layout: LayoutRecord, *, where: str
+    first: bytes | memoryview, record: PieceRecord, *, layout: LayoutRecord, where: str
 ) -> Layout:
     """The layout with its header, after proving that index and body agree.
 

@@ -77,7 +77,7 @@ class RootRecord:
     @classmethod
     def from_json(cls, raw: bytes, *, where: str) -> RootRecord:
         """Read it; see `easyckpt.envelope.decode` for the errors."""
-        return decode(raw, cls.KIND, cls, where=where)
+        return decode(raw, cls.KIND, into=cls, where=where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ class GenerationRecord:
     @classmethod
     def from_json(cls, raw: bytes, *, where: str) -> GenerationRecord:
         """Read it; see `easyckpt.envelope.decode` for the errors."""
-        return decode(raw, cls.KIND, cls, where=where)
+        return decode(raw, cls.KIND, into=cls, where=where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,7 @@ class Tombstone:
     @classmethod
     def from_json(cls, raw: bytes, *, where: str) -> Tombstone:
         """Read it; see `easyckpt.envelope.decode` for the errors."""
-        return decode(raw, cls.KIND, cls, where=where)
+        return decode(raw, cls.KIND, into=cls, where=where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,4 +185,4 @@ class LatestHint:
     @classmethod
     def from_json(cls, raw: bytes, *, where: str) -> LatestHint:
         """Read it; see `easyckpt.envelope.decode` for the errors."""
-        return decode(raw, cls.KIND, cls, where=where)
+        return decode(raw, cls.KIND, into=cls, where=where)

@@ -172,7 +172,7 @@ def prune_report(
     anchor: StepName | None = None
     damaged: tuple[StepName, ...] = ()
     if unwanted:
-        anchor, damaged = run.find_anchor(kept, unwanted, proved, on_bytes)
+        anchor, damaged = run.find_anchor(kept, unwanted, proved=proved, on_bytes=on_bytes)
         if anchor is not None:
             run.take_back([step for step in unwanted if step.name < anchor], anchor)
     run.delete_taken_back()
@@ -219,6 +219,7 @@ class _Prune:
         self,
         kept: Sequence[Manifest],
         unwanted: Sequence[Manifest],
+        *,
         proved: Collection[StepName],
         on_bytes: Callable[[int, int], None] | None,
     ) -> tuple[StepName | None, tuple[StepName, ...]]:

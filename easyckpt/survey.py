@@ -259,7 +259,7 @@ def survey(storage: Storage) -> Survey:
     root = read_root(storage)
     troubles: list[Trouble] = []
     manifests, unusable = _read_manifests(storage, root)
-    lives = read_lives(storage, root, manifests, troubles=troubles)
+    lives = read_lives(storage, root, manifests=manifests, troubles=troubles)
     tombstones = _read_tombstones(storage, root, troubles)
     visible, hidden = decide(manifests, lives, tombstones)
     return Survey(
@@ -319,8 +319,8 @@ def _said(error: EasyckptError) -> str:
 def read_lives(
     storage: Storage,
     root: RootRecord | None,
-    manifests: Mapping[StepName, Manifest],
     *,
+    manifests: Mapping[StepName, Manifest],
     troubles: list[Trouble],
 ) -> tuple[Life, ...]:
     """Every generation that left a record or a manifest, oldest first.

@@ -150,7 +150,7 @@ def _check_piece(storage: Storage, fragment: Fragment, record: PieceRecord, step
     check_length(storage, record, step=step)
     layout = fragment.layout_of(record)
     first = storage.read(record.file, 0, layout.header_bytes)
-    prove_header(first, record, layout, where=storage.where(record.file))
+    prove_header(first, record, layout=layout, where=storage.where(record.file))
 
 
 def _within(chunks: list[_Chunk], byte_budget: int | None) -> Iterator[_Chunk]:

@@ -122,7 +122,7 @@ def _exactly_one_creates(open_store: Open) -> None:
         barrier = threading.Barrier(WRITERS)
 
         def race(
-            writer: int, turn: int = turn, won: list[int] = won, barrier: threading.Barrier = barrier
+            writer: int, *, turn: int = turn, won: list[int] = won, barrier: threading.Barrier = barrier
         ) -> None:
             store = open_store()
             barrier.wait(timeout=60)

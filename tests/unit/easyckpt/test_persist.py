@@ -26,7 +26,7 @@ from easyckpt.why import ReasonKind, explain_step
 def load(storage: Storage, manifest: Manifest, rank: int) -> bytearray:
     located = locate_piece(storage, manifest, rank)
     into = bytearray(located.record.bytes)
-    loaded = load_piece(storage, manifest, rank, into=memoryview(into), located=located)
+    loaded = load_piece(storage, manifest, rank=rank, into=memoryview(into), located=located)
     assert loaded.record == located.record
     assert loaded.layout == sample_layout(rank, manifest.world_size, elements=3000)
     return into
@@ -59,7 +59,7 @@ def test_through_a_real_folder_with_large_bodies(tmp_path: Path) -> None:
     manifest = visible_steps(run.storage)[0].manifest
     located = locate_piece(run.storage, manifest, 0)
     into = bytearray(located.record.bytes)
-    load_piece(run.storage, manifest, 0, into=memoryview(into))
+    load_piece(run.storage, manifest, rank=0, into=memoryview(into))
     assert into == run.bodies[7, 1][0]
     assert located.record.bytes > 3 << 20
 
@@ -267,7 +267,7 @@ def test_the_buffer_has_to_fit(run: SampleRun) -> None:
         memoryview(bytes(locate_piece(run.storage, manifest, 0).record.bytes)),
     ):
         with pytest.raises(Misuse, match="writable buffer"):
-            load_piece(run.storage, manifest, 0, into=into)
+            load_piece(run.storage, manifest, rank=0, into=into)
 
 
 def test_a_budget_reads_a_part_and_says_so(run: SampleRun) -> None:
