@@ -208,6 +208,8 @@ class MasterHost:
         argv += ["--orphan-timeout", f"{plan.detector.orphan_timeout_s:g}"]
         argv += ["--last-call", f"{plan.rendezvous.last_call_s:g}"]
         argv += ["--join-timeout", f"{plan.rendezvous.join_timeout_s:g}"]
+        if plan.rendezvous.standalone:
+            argv += ["--replacement-timeout", "0"]  # nobody else can come
         if self._revived:
             argv.append("--revive")
         if plan.secret_file is not None:

@@ -88,7 +88,12 @@ def _options(arguments: argparse.Namespace) -> MasterOptions:
     credentials = Credentials.insecure() if secret is None else Credentials.from_secret(secret, job=job)
     endpoint = Endpoint.parse(arguments.listen)
     try:
-        timeouts = replace(Timeouts(), last_call_s=arguments.last_call, join_s=arguments.join_timeout)
+        timeouts = replace(
+        Timeouts(),
+        last_call_s=arguments.last_call,
+        join_s=arguments.join_timeout,
+        replacement_s=arguments.replacement_timeout,
+    )
         return MasterOptions(
             job=job,
             listen=endpoint,
@@ -125,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--orphan-timeout", type=float, default=300.0)
     parser.add_argument("--last-call", type=float, default=limits.last_call_s)
     parser.add_argument("--join-timeout", type=float, default=limits.join_s)
+    parser.add_argument("--replacement-timeout", type=float, default=limits.replacement_s)
     return parser
 
 
