@@ -126,8 +126,7 @@ class Tombstone:
     """``tombstones/…``: retention has taken a step back; its bytes go later.
 
     It counts only as long as the newer step that justified it (the anchor) would itself be seen: a tombstone
-    set
-    by a life that was replaced, for the sake of steps that never came to be, takes nothing away.
+    set by a life that was replaced, for the sake of steps that never came to be, takes nothing away.
     """
 
     KIND: ClassVar[str] = "easyckpt.tombstone"

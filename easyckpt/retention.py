@@ -8,14 +8,12 @@ A step goes in two moves::
     2  delete        after a grace time: manifest, then bodies and fragments, then the tombstone
 
 * Nothing is taken back before a newer step was read back and found good, and the newest good step stays
-  whatever
-  the policy says; so a policy never removes the last one.
+  whatever the policy says; so a policy never removes the last one.
 * Only the current generation removes, and what a replaced one took back counts only if its reason still
   stands
   (see `easyckpt.survey`).
 * A crash between any two operations leaves either a visible step that verifies, or remains that no reader
-  looks at
-  and the next `prune` finishes.
+  looks at and the next `prune` finishes.
 
 Remains of other kinds go after their own, longer grace: data of steps that were never committed, steps that a
 newer life left behind, and unfinished writes. Steps hidden because a life *began anew* in a folder that held

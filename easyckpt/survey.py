@@ -258,7 +258,7 @@ def survey(storage: Storage) -> Survey:
     """
     root = read_root(storage)
     troubles: list[Trouble] = []
-    manifests, unusable = _read_manifests(storage, root)
+    manifests, unusable = _read_manifests(storage, root, troubles)
     lives = read_lives(storage, root, manifests=manifests, troubles=troubles)
     tombstones = _read_tombstones(storage, root, troubles)
     visible, hidden = decide(manifests, lives, tombstones)
@@ -273,11 +273,15 @@ def survey(storage: Storage) -> Survey:
 
 
 def _read_manifests(
-    storage: Storage, root: RootRecord | None
+    storage: Storage, root: RootRecord | None, troubles: list[Trouble]
 ) -> tuple[dict[StepName, Manifest], list[HiddenStep]]:
     sound: dict[StepName, Manifest] = {}
     unusable: list[HiddenStep] = []
-    for entry in storage.list(MANIFESTS_FOLDER)[-MANIFESTS_MAX:]:
+    entries = storage.list(MANIFESTS_FOLDER)
+    if len(entries) > MANIFESTS_MAX:
+        detail = f"{len(entries)} files; only the newest {MANIFESTS_MAX} are looked at"
+        troubles.append(Trouble(path=MANIFESTS_FOLDER, detail=detail))
+    for entry in entries[-MANIFESTS_MAX:]:
         name = parse_manifest(entry.path)
         if name is None:
             continue

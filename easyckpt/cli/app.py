@@ -140,8 +140,8 @@ def prune_command(
     """Remove all steps but those to keep.
 
     A step goes only after a newer one was read back whole and found good, and the newest good one always
-    stays. It
-    is hidden at once; its bytes go with the first prune after the grace time. The job may be running.
+    stays. It is hidden at once; its bytes go with the first prune after the grace time. The job may be
+    running.
     """
     policies: list[KeepPolicy] = []
     if keep_latest is not None:

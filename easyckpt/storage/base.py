@@ -7,8 +7,7 @@ conformance suite in `easyckpt.testing` checks:
 * an object appears whole or not at all: a reader sees the old bytes or the new ones, never a part;
 * when `Storage.write_durable` has returned, the object survives what `StorageProperties` says it survives;
 * ``if_absent`` creates or raises `StorageConflict`; of several writers exactly one creates (a store that
-  cannot
-  promise that says so in its properties and refuses);
+  cannot promise that says so in its properties and refuses);
 * `Storage.delete` of what is not there is fine; `Storage.list` of a folder that is not there is empty;
 * every refusal is an error of the tree in `easyckpt.errors` that names the path in full.
 
