@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,6 +24,11 @@ TORCHRUN_OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 addresses and fail to connect. torchrun must not lose by that; the other launchers do not read this."""
 
 STOP_LIMIT_S = 20.0
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM leave through the ``finally`` of whoever has started something."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def start(name: str, environment: dict[str, str], output: Path) -> subprocess.Popen[bytes]:

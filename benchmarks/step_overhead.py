@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from launchers import end, start
+from launchers import end, end_on_sigterm, start
 
 WARM_UP_STEPS = 20
 BOOTSTRAPS = 2000
@@ -65,6 +65,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=224)
     parser.add_argument("--limit_s", type=float, default=300.0)
     arguments = parser.parse_args()
+    end_on_sigterm()
     size = {key: getattr(arguments, key) for key in ("steps", "width", "batch", "limit_s")}
     against: list[float] = []
     alone: list[float] = []

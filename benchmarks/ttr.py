@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from launchers import COMMANDS, end, start
+from launchers import COMMANDS, end, end_on_sigterm, start
 
 STEPS_BEFORE = 40
 POLL_S = 0.01
@@ -77,6 +77,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--limit_s", type=float, default=120.0)
     arguments = parser.parse_args()
+    end_on_sigterm()
     results: list[dict[str, Any]] = []
     for _ in range(arguments.repeats):
         for name in arguments.launchers:

@@ -334,6 +334,7 @@ def main() -> int:
         "faults": ["worker_killed", "node_lost"],
     }
     (folder / "plan.json").write_text(json.dumps(plan) + "\n")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # through the finally below
     jobs: list[Job] = []
     try:
         for name, run in (("faulted", run_faulted), ("undisturbed", run_undisturbed)):
