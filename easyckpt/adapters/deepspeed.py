@@ -49,7 +49,7 @@ from easyckpt.errors import StateMismatch, UnsupportedValue
 
 __all__ = ["ADAPTER", "TESTED", "UNTESTED_VARIABLE", "DeepSpeedAdapter"]
 
-TESTED: tuple[str, ...] = ("0.19.8",)
+TESTED: tuple[str, ...] = ("0.19.0", "0.19.3", "0.19.5", "0.19.7", "0.19.8")
 """Versions of DeepSpeed that the tests of this adapter passed with."""
 
 UNTESTED_VARIABLE = "EASYCKPT_DEEPSPEED_UNTESTED"
