@@ -54,14 +54,14 @@ class SaverPlan:
     sweep: tuple[str, ...]
     """What a saver that nobody came back to becomes, so that nothing is left behind."""
 
-    def options(self) -> SaverOptions:
-        """In the saver's own words."""
+    def options(self, *, port: str) -> SaverOptions:
+        """In the saver's own words; port 0 takes a free one."""
         return SaverOptions(
             socket_path=str(self.socket),
             job_id=self.job,
             node_id=self.node,
             linger_s=self.linger_s,
-            listen=f"{self.listen_host}:0",
+            listen=f"{self.listen_host}:{port}",
             advertise=self.advertise,
             secret_file=str(self.secret_file) if self.secret_file is not None else "",
             memory_limit=self.memory_limit_bytes,
@@ -191,7 +191,9 @@ class NodeSaver:
         return await asyncio.get_running_loop().run_in_executor(self._thread, question)
 
     def _connect(self) -> None:
-        self._process = spawn(self._plan.options())
+        # A saver that takes the place of a dead one is found by the others where that one was.
+        port = self.address.rpartition(":")[2] or "0"
+        self._process = spawn(self._plan.options(port=port))
         self._own(self._process.pid)
         self._client = SaverClient(str(self._plan.socket), job_id=self._plan.job)
         self.trouble = ""
