@@ -89,11 +89,11 @@ def _options(arguments: argparse.Namespace) -> MasterOptions:
     endpoint = Endpoint.parse(arguments.listen)
     try:
         timeouts = replace(
-        Timeouts(),
-        last_call_s=arguments.last_call,
-        join_s=arguments.join_timeout,
-        replacement_s=arguments.replacement_timeout,
-    )
+            Timeouts(),
+            last_call_s=arguments.last_call,
+            join_s=arguments.join_timeout,
+            replacement_s=arguments.replacement_timeout,
+        )
         return MasterOptions(
             job=job,
             listen=endpoint,
