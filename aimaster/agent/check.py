@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from pathlib import Path
 
@@ -37,7 +38,7 @@ async def check_node(config: RunConfig, node: str) -> sanitycheck.Report | None:
     level = _level(config)
     if level is CheckLevel.QUICK:
         say(f"node {node}: checking the node before it joins (level quick, once)")
-    report = await _run(config, level)
+    report = await _run(config, level, node)
     if report is None:
         return None
     _say_findings(node, report, show_coverage=level is CheckLevel.QUICK)
@@ -59,7 +60,7 @@ def _level(config: RunConfig) -> CheckLevel:
     return CheckLevel.INSTANT if alone and not NVIDIA_CONTROL.exists() else CheckLevel.QUICK
 
 
-async def _run(config: RunConfig, level: CheckLevel) -> sanitycheck.Report | None:
+async def _run(config: RunConfig, level: CheckLevel, node: str) -> sanitycheck.Report | None:
     options = sanitycheck.Options(
         local_workers=config.nodes.nproc,
         nnodes=config.nodes.max,
@@ -67,8 +68,13 @@ async def _run(config: RunConfig, level: CheckLevel) -> sanitycheck.Report | Non
     )
     cancel = threading.Event()
 
+    def show(result: sanitycheck.Result) -> None:
+        # A person who waits sees what is done; a log gets the summary alone.
+        if level is CheckLevel.QUICK and os.isatty(2):
+            say(f"node {node}: {result.check} {result.verdict.value} ({result.duration_s:.1f} s)")
+
     def run() -> sanitycheck.Report:
-        return sanitycheck.run(level=level.value, options=options, cancel=cancel)
+        return sanitycheck.run(level=level.value, options=options, cancel=cancel, on_result=show)
 
     # A thread of its own, since probes end with the thread that started them.
     task = asyncio.get_running_loop().run_in_executor(None, run)

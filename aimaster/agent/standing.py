@@ -13,7 +13,7 @@ from aimaster.agent.duties import Duties
 from aimaster.agent.ground import Ground
 from aimaster.agent.rundir import PROCESSES_FILE
 from aimaster.agent.workers import Workers
-from aimaster.config import RunConfig
+from aimaster.config import CommandOn, RunConfig
 from aimaster.integrations.easyckpt import NodeSaver
 from aimaster.rpc.limits import NOTE_CHARS_MAX, clip
 from aimaster.rpc.messages import Heartbeat, Hello, ProcessInfo, Role
@@ -86,6 +86,8 @@ class Standing:
         notes = [f"workers start {self._workers.warmth()}"]
         if self._saver.trouble:
             notes.append(self._saver.trouble)
+        if self._config.program.command_on is CommandOn.FIRST and self._config.nodes.max > 1:
+            notes.append("ranks that the command starts on other nodes are not watched")
         return tuple(clip(note, NOTE_CHARS_MAX) for note in notes)
 
     def _write(self, processes: tuple[ProcessInfo, ...]) -> None:
