@@ -21,7 +21,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -229,10 +229,21 @@ def kill_worker(job: Job, node: str, view: View) -> None:
     view.event(f"killed the worker of {node} (pid {workers[0]['pid']}) with SIGKILL at step {job.step()}")
 
 
+def unix_sockets(pids: Iterable[int]) -> set[Path]:
+    """Socket files that these processes listen on."""
+    return {
+        Path(str(connection.laddr))
+        for pid in pids
+        for connection in psutil.Process(pid).net_connections(kind="unix")
+        if str(connection.laddr).startswith("/")
+    }
+
+
 def lose_node(job: Job, name: str, view: View) -> None:
     """SIGKILL everything of a node and wipe its folders."""
     processes = processes_of(job, name, view)
     processes.sort(key=lambda one: one["role"] != "agent")  # the agent first: it must not tell anybody
+    sockets = unix_sockets(one["pid"] for one in processes)
     wall_s = time.time()
     for one in processes:
         try:
@@ -245,6 +256,8 @@ def lose_node(job: Job, name: str, view: View) -> None:
     while any(psutil.pid_exists(one["pid"]) for one in processes) and time.monotonic() < end:
         time.sleep(POLL_S)
     shutil.rmtree(node.folder)
+    for path in sockets:  # long folder names make the agent put its sockets elsewhere; they go with the node
+        path.unlink(missing_ok=True)
     record_fault(job, "node_lost", processes, wall_s=wall_s, node=name)
     roles = ", ".join(sorted(one["role"] for one in processes))
     view.event(f"killed everything of {name} ({roles}) and wiped its folders at step {job.step()}")
