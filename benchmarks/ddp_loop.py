@@ -12,6 +12,7 @@ It uses nothing of this project. Environment:
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import time
@@ -60,6 +61,10 @@ def main() -> None:
     if times_path:
         with open(f"{times_path}.{rank}", "w") as file:
             json.dump(times, file)
+    # DDP's reducer must not be the last to hold the process group: it ends it while holding the interpreter lock,
+    # for which gloo's thread may be waiting (seen once in 50 ends with torch 2.13, under any launcher).
+    del model
+    gc.collect()
     dist.destroy_process_group()
 
 
