@@ -61,8 +61,8 @@ def main() -> None:
     if times_path:
         with open(f"{times_path}.{rank}", "w") as file:
             json.dump(times, file)
-    # DDP's reducer must not be the last to hold the process group: it ends it while holding the interpreter lock,
-    # for which gloo's thread may be waiting (seen once in 50 ends with torch 2.13, under any launcher).
+    # The reducer of DDP must not be the last to hold the process group: it would end it with the GIL held,
+    # for which the thread of gloo may be waiting (seen once in 50 ends with torch 2.13).
     del model
     gc.collect()
     dist.destroy_process_group()

@@ -2,7 +2,10 @@
 
 DeepSpeed compiles on first use: its CPU communication op when the process group is made (about 45 s with g++)
 and, for ``--offload``, its CPU Adam (about two minutes). A worker that is killed during a build leaves a lock
-behind that makes every later one wait, so it is built here, by one process that nobody kills.
+behind that makes every later one wait for ever, so it is built here, by one process that nobody kills.
+
+torch keeps extensions in one folder per user. Two environments with a DeepSpeed each would build over the
+other at every start, so each environment gets its own folder, unless ``TORCH_EXTENSIONS_DIR`` is set.
 """
 
 from __future__ import annotations
@@ -12,14 +15,23 @@ import os
 import shutil
 import sys
 import time
+from pathlib import Path
 
-os.environ.setdefault("DS_ACCELERATOR", "cpu")
+VARIABLE = "TORCH_EXTENSIONS_DIR"
+COMMUNICATION = Path("deepspeed_shm_comm", "deepspeed_shm_comm.so")
+
+
+def extensions_dir() -> Path:
+    """Where this environment's extensions lie."""
+    return Path(os.environ.get(VARIABLE) or Path(sys.prefix, "torch_extensions"))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Build the C++ extensions that the example uses.")
     parser.add_argument("--offload", action="store_true", help="also the CPU Adam that --offload trains with")
     arguments = parser.parse_args()
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    os.environ[VARIABLE] = str(extensions_dir())
     if not (shutil.which("g++") or os.environ.get("CXX")):
         print("build_ops: no C++ compiler found; install g++ (Debian: apt-get install g++)", file=sys.stderr)
         return 3
@@ -40,7 +52,7 @@ def main() -> int:
             )
             return 3
         builder.load(verbose=False)
-        print(f"ready after {time.monotonic() - begin:.0f} s", flush=True)
+        print(f"ready in {extensions_dir()} after {time.monotonic() - begin:.0f} s", flush=True)
     return 0
 
 

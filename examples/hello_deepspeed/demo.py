@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import build_ops
 import psutil
 from leftovers import TOKEN_VARIABLE, Ledger, with_token
 from view import StepReader, View
@@ -95,6 +96,7 @@ class Job:
         if self.options.tensorboard:
             command += ["--tensorboard", str(self.folder / "tensorboard")]
         environment = {**os.environ, TOKEN_VARIABLE: self.ledger.token, "DS_ACCELERATOR": "cpu"}
+        environment[build_ops.VARIABLE] = str(build_ops.extensions_dir())
         environment.setdefault("OMP_NUM_THREADS", "1")
         with open(folder.with_suffix(".log"), "wb") as log:
             agent = subprocess.Popen(
@@ -338,6 +340,10 @@ def main() -> int:
     if folder.exists() and any(folder.iterdir()) and not (folder / "plan.json").exists():
         print(f"demo: {folder} is not empty and not a demo's; name another --folder", file=sys.stderr)
         return 2
+    if not (build_ops.extensions_dir() / build_ops.COMMUNICATION).exists():
+        built = subprocess.run([sys.executable, str(HERE / "build_ops.py")], check=False)
+        if built.returncode != 0:
+            return built.returncode
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     plan = {

@@ -21,6 +21,10 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hello_deepspeed"
 SMALL = ("--hidden_size", "64", "--layers", "1", "--vocab_size", "600")
 STEPS = 60
+EXTENSIONS = {
+    "TORCH_EXTENSIONS_DIR": os.environ.get("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix, "torch_extensions")))
+}
+"""Of this environment alone; see ``build_ops.py`` of the example."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -45,7 +49,7 @@ def environment() -> dict[str, str]:
     last one: "failed to connect", or a hang, in about every second restart. A store of its own helps.
     """
     own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    return {**os.environ, **own_store, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    return {**os.environ, **own_store, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", **EXTENSIONS}
 
 
 def train(script: Path, folder: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> str:
