@@ -119,7 +119,7 @@ def test_no_room_for_temporary_files_blocks(in_namespace: Callable[..., Report],
     result = only(
         in_namespace(
             "for place in /tmp /var/tmp /usr/tmp; do"
-            " test -d $place && mount -t tmpfs -o ro none $place; done;"
+            " test -d $place && mount --bind $place $place && mount -o remount,bind,ro $place; done;"
             f"cd /proc; unset TMPDIR TEMP TMP; {RUN} --only host.disk || true"
         )
     )
