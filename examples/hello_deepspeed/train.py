@@ -191,8 +191,9 @@ def main() -> None:
             board.add_scalar("loss", loss.item(), step)
         if rank == 0 and (step % 20 == 0 or step == arguments.steps):
             print(f"step {step}/{arguments.steps} loss {loss.item():.4f}", flush=True)
-        if step % arguments.save_interval == 0:  # easyckpt
-            easyckpt.save(state, step=step)  # easyckpt
+        last = step == arguments.steps  # easyckpt
+        if last or step % arguments.save_interval == 0:  # easyckpt
+            easyckpt.save(state, step=step, block=last)  # easyckpt
 
     easyckpt.close()  # easyckpt
     if board:
