@@ -32,8 +32,6 @@ AGENTS_PER_MACHINE_MAX = 64
 """How many agents of one job may share a machine (trials and tests) before it is called a mistake."""
 STATES_KEPT_MAX = 50
 """Journals and logs of that many jobs are kept in the default state directory; the oldest go first."""
-IMPORTS_FOLDER = "_imports"
-"""Beside the states of jobs, whose names never start like this: what their programs import, see `modules`."""
 SOCKET_PATH_BYTES_MAX = 107
 """`sockaddr_un.sun_path` without its final zero (unix(7))."""
 SOCKET_NAME_BYTES_MAX = 24
@@ -99,6 +97,13 @@ def default_state_dir(env: Mapping[str, str], job: JobId) -> Path:
     home = env.get("XDG_STATE_HOME")
     parent = Path(home) if home else Path(env.get("HOME") or tempfile.gettempdir()) / ".local" / "state"
     return parent / "aimaster" / job
+
+
+def imports_cache(env: Mapping[str, str]) -> Path:
+    """``$XDG_CACHE_HOME/aimaster/imports``: what programs import, whatever job ran them, see `modules`."""
+    home = env.get("XDG_CACHE_HOME")
+    parent = Path(home) if home else Path(env.get("HOME") or tempfile.gettempdir()) / ".cache"
+    return parent / "aimaster" / "imports"
 
 
 def claim_run_dir(base: Path, job: JobId, *, wanted: NodeId | None, env: Mapping[str, str]) -> RunDir:
@@ -169,7 +174,7 @@ def prune_states(parent: Path, *, keep: Path) -> None:
     """Remove the state of the oldest jobs beyond `STATES_KEPT_MAX`; never that of `keep`."""
     with contextlib.suppress(OSError):
         folders = sorted(
-            (p for p in parent.iterdir() if p.is_dir() and p.name != IMPORTS_FOLDER),
+            (p for p in parent.iterdir() if p.is_dir()),
             key=lambda p: p.stat().st_mtime,
         )
         for folder in folders[: max(0, len(folders) - STATES_KEPT_MAX)]:

@@ -25,7 +25,7 @@ from aimaster.agent.ground import Ground, prepare_ground
 from aimaster.agent.lookout import Lookout
 from aimaster.agent.meeting import Meeting
 from aimaster.agent.reaper import Reaper
-from aimaster.agent.rundir import IMPORTS_FOLDER
+from aimaster.agent.rundir import imports_cache
 from aimaster.agent.signals import meaning, watch_signals
 from aimaster.agent.spoken import say
 from aimaster.agent.standing import Standing
@@ -371,7 +371,5 @@ def _node_identity(config: RunConfig, ground: Ground) -> NodeIdentity:
         virtual_local_rank=config.nodes.virtual_local_rank,
         ckpt_dir=config.checkpoint.ckpt_dir,
         saver_socket=ground.run_dir.socket("saver"),
-        # One folder for all jobs of this user, so that a program is known by whatever job ran it last.
-        imports_dir=(ground.state_dir if config.paths.state_dir else ground.state_dir.parent)
-        / IMPORTS_FOLDER,
+        imports_dir=imports_cache(os.environ),
     )

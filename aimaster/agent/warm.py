@@ -30,8 +30,8 @@ READY_S_MAX = 300.0
 PROBE_S_MAX = 30.0
 FORK_S_MAX = 30.0
 END_S_MAX = 5.0
-BRAKE_RUN_S = 0.02
-BRAKE_STOP_S = 0.04
+BRAKE_RUN_S = 0.04
+BRAKE_STOP_S = 0.02
 BRAKE_LOOK_S = 0.25
 BRAKE_IDLE_SHARE = 0.3
 """A processor that is idle for so much of the time has room for the template."""
@@ -84,7 +84,7 @@ class Template:
         Args:
             plan: What to start it with.
             reaper: Told of the process, so that nobody takes it for a worker.
-            gentle: Take no more than a third of a processor meanwhile.
+            gentle: Take no more than two thirds of a processor meanwhile.
 
         Raises:
             Unfit: No template of this plan can be forked from; the text says why.
@@ -270,7 +270,7 @@ def _set(future: asyncio.Future[None]) -> None:
 
 
 async def _brake(process: subprocess.Popen[bytes]) -> None:
-    """Let a process run for a third of the time while no processor is idle.
+    """Let a process run for two thirds of the time while no processor is idle.
 
     A lower priority could not be taken back, and the workers would inherit it.
     """
