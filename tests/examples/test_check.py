@@ -254,6 +254,7 @@ def test_each_broken_promise_is_a_problem(tmp_path: Path, change: Callable[[Evid
     assert code == 1
 
 
+@pytest.mark.slow
 def test_leftovers_are_counted(tmp_path: Path) -> None:
     """A living process with the job's token, its listening socket and its memory file, and a socket file."""
     token = "a-token-of-this-test"

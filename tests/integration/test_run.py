@@ -66,8 +66,11 @@ def test_no_restarts_allowed_ends_at_the_first_failure(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 10), (signal.SIGUSR1, 10)],
-    ids=["ctrl-c", "sigterm", "sigusr1"],
+    [
+        pytest.param(signal.SIGINT, 130, id="ctrl-c"),
+        pytest.param(signal.SIGTERM, 10, id="sigterm"),
+        pytest.param(signal.SIGUSR1, 10, id="sigusr1", marks=pytest.mark.slow),
+    ],
 )
 def test_signal_ends_agent_and_workers(tmp_path: Path, number: signal.Signals, code: int) -> None:
     run = start_run(tmp_path, script(tmp_path, WAIT))
@@ -91,6 +94,7 @@ def test_second_signal_ends_at_once_even_if_the_worker_will_not(tmp_path: Path) 
     until(lambda: below(run.run_dir) == [], "the saver sweeps up at its end")
 
 
+@pytest.mark.slow
 def test_hangup_that_was_ignored_stays_ignored(tmp_path: Path) -> None:
     path = script(tmp_path, WAIT.replace("600", "3"))
     run = start_run(tmp_path, path, prefix=("nohup",))

@@ -25,6 +25,7 @@ def test_answers_come_in_order() -> None:
     assert done.stdout.strip() == "[{'square': 0}, {'square': 1}, {'square': 4}, {'square': 9}]"
 
 
+@pytest.mark.slow
 def test_one_that_hangs_is_ended_and_the_others_count() -> None:
     done = probe(
         """

@@ -222,6 +222,7 @@ def test_a_file_in_the_working_folder_cannot_replace_a_module(
     assert one(make("fine")).verdict is Verdict.PASS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "phase"), [("hang", "waiting for nothing"), ("stubborn", "ignoring SIGTERM")]
 )
