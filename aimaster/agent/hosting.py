@@ -22,7 +22,7 @@ from pathlib import Path
 
 from aimaster.agent.spoken import say
 from aimaster.clock import Clock
-from aimaster.config import DetectorConfig, NodesConfig, RendezvousConfig
+from aimaster.config import DetectorConfig, RendezvousConfig
 from aimaster.errors import MasterLost, OwnBug, PortInUse, SetupError
 from aimaster.ids import JobId, NodeId
 from aimaster.rpc.waiting import within
@@ -48,7 +48,6 @@ class MasterPlan:
     """``host:port``; port 0 takes a free one."""
     state_dir: Path
     secret_file: Path | None
-    nodes: NodesConfig
     rendezvous: RendezvousConfig
     detector: DetectorConfig
 

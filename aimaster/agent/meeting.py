@@ -85,7 +85,6 @@ class Meeting:
             listen=listen,
             state_dir=ground.state_dir,
             secret_file=ground.secret_file,
-            nodes=config.nodes,
             rendezvous=config.rendezvous,
             detector=config.detector,
         )

@@ -7,7 +7,6 @@ import os
 import signal
 
 PR_SET_PDEATHSIG = 1
-PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 NAME_BYTES_MAX = 15
 

@@ -124,6 +124,7 @@ class Agent:
             saver=self._saver,
             master_pid=lambda: self._meeting.master_pid,
         )
+        self._endpoint: Endpoint | None = None
         self._link: MasterLink | None = None
         self._linking: asyncio.Task[None] | None = None
         self._asked_to_stop: asyncio.Future[AimasterError] = asyncio.get_running_loop().create_future()
@@ -152,6 +153,7 @@ class Agent:
         first: Endpoint | AimasterError = await self._first(starting, self._stopping())
         if not isinstance(first, Endpoint):
             return first
+        self._endpoint = first
         self._link = link = self._make_link(first)
         # Not among the tasks that end together: the goodbye still needs it.
         self._linking = asyncio.create_task(link.run(), name="link")
@@ -220,7 +222,7 @@ class Agent:
                 return OwnBug("the link to the master was closed while the job was under way")
             now = self._clock.monotonic()
             if link.welcome is None and not said and now - begun > WAIT_SAID_AFTER_S:
-                say(f"waiting for the master at {self._config.rendezvous.host}: {link.trouble}")
+                say(f"waiting for the master at {self._endpoint}: {link.trouble}")
                 said = True
             error = self._lost_for_good(link, now, begun)
             if error is not None:
@@ -228,7 +230,7 @@ class Agent:
 
     def _lost_for_good(self, link: MasterLink, now: float, begun: float) -> AimasterError | None:
         rendezvous = self._config.rendezvous
-        where = f"{rendezvous.host}:{rendezvous.port}"
+        where = str(self._endpoint)
         if link.welcome is None:
             if now - begun < rendezvous.join_timeout_s:
                 return None
