@@ -8,7 +8,7 @@ Theory of operation: nothing here is told by the driver how the job went. It rea
 * ``faults.jsonl``: what was done to the job, and when (the driver hurts it, so only the driver knows);
 * ``{faulted,undisturbed}/steps/rank*.jsonl``: one line per rank and finished step, appended by the training
   script itself, over all of its lives;
-* ``faulted/status.jsonl``: what the master said about incidents;
+* ``faulted/nodes/*/state/journal.db``: the master's journal, from which the incidents follow;
 * ``{faulted,undisturbed}/final.safetensors``: final weights, masters and moments;
 * ``{faulted,undisturbed}/held.json``: what the processes held of the machine.
 
@@ -34,6 +34,10 @@ import numpy as np
 from leftovers import Leftovers, measure
 from rich.console import Console
 from rich.table import Table
+
+from aimaster.errors import AimasterError
+from aimaster.journal.incidents import Incident, incidents
+from aimaster.journal.sqlite import SqliteJournal
 
 SCHEMA = 1
 RUNS = ("faulted", "undisturbed")
@@ -122,8 +126,20 @@ def check_steps(run: str, steps: list[Step], plan: dict[str, Any], problems: Pro
     return losses
 
 
+def read_incidents(folder: Path, problems: Problems) -> tuple[Incident, ...]:
+    """The incidents that the job's journal tells, oldest first; the node that hosted the master has it."""
+    found: list[Incident] = []
+    for path in sorted(folder.glob("nodes/*/state/journal.db")):
+        try:
+            with SqliteJournal.read(path) as journal:
+                found += incidents(journal.entries())
+        except AimasterError as error:
+            problems.add(f"the journal cannot be read: {error}")
+    return tuple(sorted(found, key=lambda one: one.detected_wall_s))
+
+
 def judge_fault(
-    fault: dict[str, Any], steps: list[Step], incidents: list[dict[str, Any]], problems: Problems
+    fault: dict[str, Any], steps: list[Step], told: tuple[Incident, ...], problems: Problems
 ) -> Fault:
     """What the logs say about one fault."""
     kind, when = fault["kind"], fault["wall_s"]
@@ -157,7 +173,7 @@ def judge_fault(
     return Fault(
         kind=kind,
         at_step=at_step,
-        detected_s=_detected(kind, when, incidents, problems),
+        detected_s=_detected(kind, when, told, problems),
         recovered_s=_recovered(at_step + 1, when, later, problems, kind),
         resumed_step=resumed_step,
         recomputed_steps=max(0, at_step - resumed_step) if resumed_step is not None else None,
@@ -165,11 +181,13 @@ def judge_fault(
     )
 
 
-def _detected(kind: str, when: float, incidents: list[dict[str, Any]], problems: Problems) -> float | None:
-    """From the fault to the incident that the master made of it."""
-    times = [one["at_wall_s"] for one in incidents if one["kind"] == kind and one["at_wall_s"] >= when - 0.1]
+def _detected(kind: str, when: float, told: tuple[Incident, ...], problems: Problems) -> float | None:
+    """From the fault to the first sign of it that the master acted on."""
+    times = [
+        one.detected_wall_s for one in told if one.kind.value == kind and one.detected_wall_s >= when - 0.1
+    ]
     if not times:
-        problems.add(f"{kind}: the master reported no incident of this kind")
+        problems.add(f"{kind}: the journal tells of no incident of this kind")
         return None
     return round(max(0.0, min(times) - when), 3)
 
@@ -265,9 +283,8 @@ def build_report(folder: Path, limits: dict[str, float]) -> dict[str, Any]:
         sorted(fault["kind"] for fault in faults) == sorted(plan["faults"]),
         "not every planned fault was made",
     )
-    status = read_lines(folder / "faulted" / "status.jsonl")
-    incidents = status[-1]["incidents"] if status else []
-    judged = [judge_fault(fault, steps["faulted"], incidents, problems) for fault in faults]
+    told = read_incidents(folder / "faulted", problems)
+    judged = [judge_fault(fault, steps["faulted"], told, problems) for fault in faults]
     for fault in judged:
         check_promises(fault, limits, problems)
     left = find_leftovers(folder, problems)

@@ -111,7 +111,7 @@ class Job:
         return self.nodes[name]
 
     def status(self) -> dict[str, Any] | None:
-        """What `aimaster status --json` says now; None if it says nothing. What it says is kept."""
+        """What `aimaster status --json` says now; None if it says nothing."""
         run_dir = self.nodes["node-a"].folder / "run"
         done = subprocess.run(
             [*aimaster(), "status", "--json", "--run-dir", str(run_dir)],
@@ -120,8 +120,6 @@ class Job:
         if done.returncode != 0 or not done.stdout.strip():
             return None
         said: dict[str, Any] = json.loads(done.stdout)
-        with open(self.folder / "status.jsonl", "a") as file:
-            file.write(json.dumps(said) + "\n")
         return said
 
     def watch(self, view: View) -> None:

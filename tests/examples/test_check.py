@@ -13,6 +13,14 @@ from typing import Any
 
 import pytest
 
+from aimaster.core.commands import Decision, Reason, StartWorkers
+from aimaster.core.events import Event, FirstStepDone, NodeDied, NodePrepared, WorkerExited
+from aimaster.core.policy import Policy
+from aimaster.ids import Generation, Incarnation, NodeId
+from aimaster.journal.base import Record
+from aimaster.journal.incidents import ENDED_GENERATION
+from aimaster.journal.sqlite import SqliteJournal
+
 np = pytest.importorskip("numpy")
 save_file = pytest.importorskip("safetensors.numpy").save_file
 
@@ -68,8 +76,8 @@ def good_evidence() -> Evidence:
         "faulted": faulted,
         "undisturbed": undisturbed,
         "incidents": [
-            {"kind": "worker_killed", "at_wall_s": killed + 0.25, "recovered_s": 3.0},
-            {"kind": "node_lost", "at_wall_s": lost + 0.5, "recovered_s": 8.0},
+            {"kind": "worker_killed", "at_wall_s": killed + 0.25},
+            {"kind": "node_lost", "at_wall_s": lost + 0.5},
         ],
     }
 
@@ -85,15 +93,54 @@ def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+def write_journal(path: Path, incidents: list[dict[str, Any]]) -> None:
+    """A master's journal with these incidents, each of which is over a moment later."""
+    path.parent.mkdir(parents=True)
+    with SqliteJournal.open(path) as journal:
+        journal.begin_life(Incarnation("1"), policy=Policy(), at_s=0.0, wall_s=START)
+        for number, incident in enumerate(incidents, 1):
+            for event, decision, later_s in story(number, incident["kind"]):
+                wall_s = incident["at_wall_s"] + later_s
+                journal.append(
+                    [Record(event=event, decision=decision, digest="", at_s=wall_s - START, wall_s=wall_s)]
+                )
+
+
+def story(number: int, kind: str) -> list[tuple[Event, Decision, float]]:
+    """What the master saw and decided about one fault: the failure, the new start, its first step."""
+    who: dict[str, Any] = {"node": NodeId("b"), "incarnation": Incarnation("2"), "seq": number}
+    failed: Event = NodeDied(**who, silent_s=6.0)
+    if kind == "worker_killed":
+        failed = WorkerExited(
+            **who, generation=Generation(number), local_rank=0, rank=0, exit_code=None, signal=9, step=1
+        )
+    new = Generation(number + 1)
+    start = StartWorkers(
+        node=NodeId("b"), generation=new, attempt=number, node_rank=0, nodes=1, first_rank=0, world_size=1,
+        master_addr="127.0.0.1", master_port=1, saver_lead="", progress_expected=True,
+    )  # fmt: skip
+    return [
+        (failed, Decision(commands=(), reason=Reason.WORKER_FAILED, facts={ENDED_GENERATION: number}), 0.0),
+        (
+            NodePrepared(**who, generation=new, rendezvous_port=1),
+            Decision(commands=(start,), reason=Reason.GENERATION_PREPARED),
+            0.1,
+        ),
+        (
+            FirstStepDone(**who, generation=new, step=number),
+            Decision(commands=(), reason=Reason.PROGRESS),
+            3.0,
+        ),
+    ]
+
+
 def judge(
     folder: Path, evidence: Evidence, finals: tuple[Any, Any] | None = None
 ) -> tuple[int, dict[str, Any]]:
     """Write the evidence, run the checker as the demo does, and return its exit code and report."""
     (folder / "plan.json").write_text(json.dumps(evidence["plan"]))
     write_lines(folder / "faults.jsonl", evidence["faults"])
-    write_lines(
-        folder / "faulted" / "status.jsonl", [{"incidents": []}, {"incidents": evidence["incidents"]}]
-    )
+    write_journal(folder / "faulted" / "nodes" / "a" / "state" / "journal.db", evidence["incidents"])
     for run, final in zip(("faulted", "undisturbed"), finals or (tensors(), tensors()), strict=True):
         for rank in (0, 1):
             lines = [line for line in evidence[run] if line["rank"] == rank]
@@ -224,7 +271,12 @@ def too_slow(evidence: Evidence) -> str:
 
 def no_incident(evidence: Evidence) -> str:
     evidence["incidents"].pop()
-    return "the master reported no incident"
+    return "the journal tells of no incident"
+
+
+def no_journal(evidence: Evidence) -> str:
+    evidence["incidents"].clear()
+    return "worker_killed: the journal tells of no incident"
 
 
 def lost_node_trains(evidence: Evidence) -> str:
@@ -243,7 +295,7 @@ def fault_not_made(evidence: Evidence) -> str:
     "change",
     [
         other_loss, lost_step, silent_restart, ranks_apart, from_disk, not_dead, too_slow, no_incident,
-        lost_node_trains, fault_not_made,
+        no_journal, lost_node_trains, fault_not_made,
     ],
 )  # fmt: skip
 def test_each_broken_promise_is_a_problem(tmp_path: Path, change: Callable[[Evidence], str]) -> None:
