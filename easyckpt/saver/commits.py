@@ -208,7 +208,12 @@ class Commits:
 
     async def _write_and_commit(self, step: int) -> str:
         life = await self._ensure_life()
-        order = PersistStep(key=Key(self._begin.generation, step), life=life.generation, run_id=life.run_id)
+        order = PersistStep(
+            key=Key(self._begin.generation, step),
+            life=life.generation,
+            run_id=life.run_id,
+            root=self._opened().root,
+        )
         self._fragments.clear()
         self._order = order
         self._host.broadcast(order)

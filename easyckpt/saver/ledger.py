@@ -32,6 +32,10 @@ STAGE_TIMEOUT_S = 300.0
 """From the first rank's question until the step is sealed everywhere; then it is abandoned, naming who
 lacks."""
 
+COPY_TIMEOUT_S = 900.0
+"""Beyond `STAGE_TIMEOUT_S`, until the peer copies are all reported. Transfers have limits of their own, by
+size; this one is for a report that never comes."""
+
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MAX_S = 60.0
 
@@ -242,13 +246,23 @@ class Ledger:
         return (Change(step=entry.step, stage=Stage.REPLICATED),)
 
     def expire(self, now: float) -> tuple[Change, ...]:
-        """Give up a step that some rank never sealed."""
+        """Give up a step that some rank never sealed, and peer copies that nobody reports."""
         entry = self._in_flight
-        if entry is None or entry.stage is not Stage.STAGING or now - entry.began_at < STAGE_TIMEOUT_S:
+        if entry is None:
             return ()
-        lacking = sorted(set(range(self._world_size)) - entry.sealed)
-        shown = ", ".join(map(str, lacking[:8])) + (" …" if len(lacking) > 8 else "")
-        return self._abandon(entry, f"not sealed within {STAGE_TIMEOUT_S:g} s by ranks {shown}")
+        if entry.stage is not Stage.STAGING:
+            if now - entry.began_at >= STAGE_TIMEOUT_S + COPY_TIMEOUT_S:
+                self.copy_trouble = f"no word of the peer copies of ranks {self._lacking(entry.copied)}"
+                self._in_flight = None
+            return ()
+        if now - entry.began_at < STAGE_TIMEOUT_S:
+            return ()
+        lacking = self._lacking(entry.sealed)
+        return self._abandon(entry, f"not sealed within {STAGE_TIMEOUT_S:g} s by ranks {lacking}")
+
+    def _lacking(self, ranks: set[int]) -> str:
+        lacking = sorted(set(range(self._world_size)) - ranks)
+        return ", ".join(map(str, lacking[:8])) + (" …" if len(lacking) > 8 else "")
 
     def _abandon(self, entry: _Step, reason: str) -> tuple[Change, ...]:
         entry.stage = Stage.ABANDONED

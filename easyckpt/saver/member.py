@@ -44,7 +44,6 @@ from easyckpt.saver.upkeep import Upkeep
 __all__ = ["ORDER", "Member"]
 
 STAGES_KEPT = 1024
-BACKLOG_MAX = 256
 
 VERDICT_TIMEOUT_S = 30.0
 """Then a save is skipped rather than training held up."""
@@ -90,7 +89,9 @@ class Member:
         self._spawn = spawn
         self._address = address
         self._uplink: Callable[[Message], None] | None = None
-        self._backlog: list[Message] = []
+        self._last_words: dict[tuple[type[Message], int], Message] = {}
+        """The newest `StageFailed` and `Replicated` of each rank: what a broken connection may have lost, and
+        nothing else would tell."""
         self._progressed = False
         self._verdicts: dict[tuple[int, int], asyncio.Future[Verdict]] = {}
         self._stages: OrderedDict[int, StageInfo] = OrderedDict()
@@ -140,8 +141,7 @@ class Member:
         )
         if self.options is not None:
             self._send(Opened(node_rank=self.begin.node_rank, options=self.options))
-        backlog, self._backlog = self._backlog, []
-        for message in backlog:
+        for message in tuple(self._last_words.values()):
             self._send(message)
         self._resumes.ask_again()
 
@@ -153,10 +153,10 @@ class Member:
                 future.set_result(Verdict(rank=rank, step=step, granted=False, reason=LEAD_AWAY))
 
     def _send(self, message: Message) -> None:
-        if self._uplink is not None:
+        if isinstance(message, (StageFailed, Replicated)):
+            self._last_words[type(message), message.rank] = message
+        if self._uplink is not None:  # else it is told anew when the lead is back
             self._uplink(message)
-        elif isinstance(message, (StageFailed, Replicated)) and len(self._backlog) < BACKLOG_MAX:
-            self._backlog.append(message)  # all else is told anew when the lead is back
 
     def receive(self, message: Message) -> None:
         """A decision of the lead. Never blocks."""
@@ -172,7 +172,7 @@ class Member:
         elif isinstance(message, Members):
             self._upkeep.know(message)
         elif isinstance(message, PersistStep):
-            self._spawn(self._upkeep.persist(message, self.root), "writing to storage")
+            self._spawn(self._upkeep.persist(message), "writing to storage")
         elif isinstance(message, Prepare):
             self._resumes.prepare(message)
         elif isinstance(message, Go):

@@ -200,6 +200,8 @@ class PersistStep(Message, frozen=True, kw_only=True):
     life: int
     """The generation that the storage knows this life of the job by."""
     run_id: str
+    root: str
+    """The checkpoint folder; the order may come before a rank of this node has named it."""
 
 
 class Prepare(Message, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from typing import Protocol
 from easyckpt.errors import EasyckptError, Misuse, ProtocolError, SaverUnavailable, StaleGeneration
 from easyckpt.saver.channel import AsyncChannel
 from easyckpt.saver.frames import make_failure
-from easyckpt.saver.holdings import Piece, PieceState
+from easyckpt.saver.holdings import Piece
 from easyckpt.saver.member import ORDER, Member
 from easyckpt.saver.protocol import (
     Begin,
@@ -159,12 +159,17 @@ class Session:
 
     def _let_go(self) -> None:
         piece, self._copying = self._copying, None
-        if piece is not None and self._member is not None and piece.state is PieceState.COPYING:
+        if piece is not None:
             piece.unpin()
-            self._member.stage_failed(self.rank, piece.key.step, "the worker is gone")
-        reading, self._reading = self._reading, None
-        if reading is not None:
-            reading.unpin()
+            if self._member is not None:
+                self._member.stage_failed(self.rank, piece.key.step, "the worker is gone")
+        self._stop_reading()
+
+    def _stop_reading(self) -> Piece | None:
+        piece, self._reading = self._reading, None
+        if piece is not None:
+            piece.unpin()
+        return piece
 
     # --- any role
     # --------------------------------------------------------------------------------------------
@@ -309,6 +314,7 @@ class Session:
     async def _load(self, message: Load) -> object:
         member = self._current()
         piece, tier = await member.load(self.rank, message.index, message.step)
+        self._stop_reading()
         if piece is None:
             return LoadReady(step=None)
         piece.pin()
@@ -324,9 +330,8 @@ class Session:
 
     def _loaded(self, _: Loaded) -> Message:
         member = self._current()
-        piece, self._reading = self._reading, None
+        piece = self._stop_reading()
         if piece is not None:
-            piece.unpin()
             member.loaded(self.rank, piece.key.step, self._reading_tier)
         return Done()
 

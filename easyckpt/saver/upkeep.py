@@ -7,6 +7,7 @@ the lead, so that nothing waits for a piece that will not come.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -119,12 +120,12 @@ class Upkeep:
                 _LOG.warning("step %d of rank %d has no peer copy: %s", piece.key.step, piece.rank, error)
             self._send(Replicated(rank=piece.rank, step=piece.key.step, error=error))
 
-    async def persist(self, order: PersistStep, root: str) -> None:
+    async def persist(self, order: PersistStep) -> None:
         """Write this node's pieces and its fragment, and report."""
         error = UNFORESEEN
         fragment = b""
         try:
-            fragment = encode_ref(await self._write(order, root))
+            fragment = encode_ref(await self._write(order))
             error = ""
         except (EasyckptError, OSError) as trouble:
             error = str(trouble)
@@ -139,28 +140,25 @@ class Upkeep:
                 )
             )
 
-    async def _write(self, order: PersistStep, root: str) -> FragmentRef:
+    async def _write(self, order: PersistStep) -> FragmentRef:
         found = [self._holdings.sealed(rank, order.key) for rank in self.ranks]
         lacking = [rank for rank, piece in zip(self.ranks, found, strict=True) if piece is None]
         if lacking:
             raise IncompleteCheckpoint(f"ranks {lacking} of step {order.key.step} are not in memory")
         pieces = tuple(piece for piece in found if piece is not None)
-        for piece in pieces:
-            piece.pin()
-        work = partial(
-            Vault(root).persist,
-            pieces,
-            life=Life(run_id=order.run_id, generation=order.life, resumed_step=None),
-            node_rank=self._begin.node_rank,
-            step=order.key.step,
-        )
-        try:
+        with contextlib.ExitStack() as pins:
+            for piece in pieces:
+                pins.enter_context(piece.pinned())
+            work = partial(
+                Vault(order.root).persist,
+                pieces,
+                life=Life(run_id=order.run_id, generation=order.life, resumed_step=None),
+                node_rank=self._begin.node_rank,
+                step=order.key.step,
+            )
             running = asyncio.get_running_loop().run_in_executor(self._threads.storage, work)
             try:
                 return await asyncio.shield(running)
             except asyncio.CancelledError:
                 await asyncio.wait({running})  # the thread reads the slots until it is done
                 raise
-        finally:
-            for piece in pieces:
-                piece.unpin()

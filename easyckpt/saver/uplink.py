@@ -21,7 +21,7 @@ from easyckpt.saver.replicate import Dialer
 
 __all__ = ["Outbox", "join_local", "pump", "stay_linked"]
 
-RECONNECT_FIRST_S = 0.1
+RECONNECT_FIRST_S = 0.02
 RECONNECT_MAX_S = 2.0
 OUTBOX_MAX = 100_000
 """Messages that wait for one slow connection; more means that it is dead."""
@@ -43,28 +43,38 @@ def join_local(lead: Lead, member: Member) -> None:
 
 
 async def stay_linked(member: Member, dialer: Dialer) -> None:
-    """Connect a member with a lead elsewhere, again and again, until cancelled."""
+    """Connect a member with a lead elsewhere, again and again, until cancelled.
+
+    A saver that has not begun the generation yet hangs up at once: only a connection on which something came
+    makes the next pause a short one.
+    """
     pause = RECONNECT_FIRST_S
     address = member.begin.lead_address
+
+    def receive(message: Message) -> None:
+        nonlocal pause
+        pause = RECONNECT_FIRST_S
+        member.receive(message)
+
     while True:
         try:
             channel = await dialer.connect(address)
         except EasyckptError as error:
             _LOG.info("the lead at %s: %s", address, error)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, RECONNECT_MAX_S)
-            continue
-        pause = RECONNECT_FIRST_S
-        try:
-            await channel.send(Link())
-            outbox = Outbox(channel)
-            member.connected(outbox.put)
-            await pump(channel, outbox, member.receive)
-        except (OSError, EOFError, EasyckptError) as error:
-            _LOG.warning("the connection to the lead at %s ended: %s", address, error or type(error).__name__)
-        finally:
-            member.disconnected()
-            channel.close()
+        else:
+            try:
+                await channel.send(Link())
+                outbox = Outbox(channel)
+                member.connected(outbox.put)
+                await pump(channel, outbox, receive)
+            except (OSError, EOFError, EasyckptError) as error:
+                said = error if str(error) else type(error).__name__
+                _LOG.info("the connection to the lead at %s ended: %s", address, said)
+            finally:
+                member.disconnected()
+                channel.close()
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, RECONNECT_MAX_S)
 
 
 class Outbox:

@@ -268,3 +268,24 @@ def test_a_restored_step_can_be_loaded_again_later(nodes: Nodes) -> None:
     load_all(workers, 1, step=1)
     save_all(workers, 2, wait="durable")
     load_all(workers, 2)
+
+
+def test_a_rank_that_comes_late_after_a_restart_can_save_again(nodes: Nodes) -> None:
+    """The lead writes the restored step as soon as one rank has loaded, wherever the others are."""
+    both = [nodes.start(tcp=True), nodes.start(tcp=True)]
+    nodes.begin(1, both)
+    workers = nodes.workers(disk_interval=1000)
+    load_all(workers, None)
+    save_all(workers, 1, wait="durable")
+    save_all(workers, 2)
+    assert both[0].status().durable_step == 1
+    nodes.drop_workers()
+    nodes.begin(2, both)
+    early = nodes.checkpointer(1)
+    assert early.load(blank()) == 2
+    wait_until(lambda: both[1].status().durable_step == 2, "the restored step on storage")
+    workers = [nodes.checkpointer(0), early]
+    assert workers[0].load(blank()) == 2
+    for step in range(3, 7):
+        save_all(workers, step)
+    assert "not durable" not in nodes.log()

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from easyckpt.saver.ledger import BACKOFF_MAX_S, STAGE_TIMEOUT_S, Ledger, PersistPolicy, Stage
+from easyckpt.saver.ledger import (
+    BACKOFF_MAX_S,
+    COPY_TIMEOUT_S,
+    STAGE_TIMEOUT_S,
+    Ledger,
+    PersistPolicy,
+    Stage,
+)
 from easyckpt.saver.protocol import Key
 
 
@@ -133,6 +140,18 @@ def test_a_rank_that_never_seals_makes_the_step_abandoned_by_name() -> None:
     assert change.stage is Stage.ABANDONED
     assert "ranks 0, 2" in change.reason
     assert granted(book, 0, 2, now=STAGE_TIMEOUT_S)
+
+
+def test_a_report_of_a_peer_copy_that_never_comes_does_not_stop_saves_for_good() -> None:
+    book = ledger(replicas=True)
+    complete(book, 1)
+    book.replicated_by(0, 1)
+    end = STAGE_TIMEOUT_S + COPY_TIMEOUT_S
+    assert book.expire(end - 1) == ()
+    assert not granted(book, 0, 2, now=end - 1)
+    assert book.expire(end) == ()
+    assert granted(book, 0, 3, now=end)
+    assert "ranks 1" in book.trouble
 
 
 def test_a_failed_copy_abandons_the_step_for_all_and_harms_no_older_one() -> None:
