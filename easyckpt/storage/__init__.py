@@ -9,7 +9,7 @@ import os
 from urllib.parse import unquote, urlsplit
 
 from easyckpt.errors import Misuse
-from easyckpt.storage.base import BytesSource, Entry, Storage, StorageProperties
+from easyckpt.storage.base import BytesSource, Entry, Parts, Storage, StorageProperties
 from easyckpt.storage.local import LocalStorage
 from easyckpt.storage.memory import MemoryStorage
 
@@ -18,6 +18,7 @@ __all__ = [
     "Entry",
     "LocalStorage",
     "MemoryStorage",
+    "Parts",
     "Storage",
     "StorageProperties",
     "open_storage",

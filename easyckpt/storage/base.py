@@ -34,17 +34,23 @@ from easyckpt.errors import (
 )
 
 __all__ = [
+    "PART_BYTES",
     "BytesSource",
     "Entry",
+    "Parts",
     "Storage",
     "StorageProperties",
     "as_bytes_view",
+    "check_parts",
     "check_path",
     "storage_error",
 ]
 
 BytesSource = bytes | bytearray | memoryview
 """What can be written: contiguous bytes that do not change until the write has returned."""
+
+PART_BYTES = 64 << 20
+"""A long object is written and read in parts of this length, several at once."""
 
 PATH_BYTES_MAX = 1024
 SEGMENT_BYTES_MAX = 200
@@ -78,6 +84,21 @@ class Entry:
     """Wall time of the last write, in seconds since 1970, by the store's clock."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """How the writer of an object proves it on the way.
+
+    The store hands each part to `check` just before that part's bytes leave, so that what is published is
+    what was proved. Parts lie one after the other, the last one may be shorter, each is checked exactly once.
+    """
+
+    bytes: int
+    """Length of a part: a multiple of 4096."""
+    check: Callable[[int, memoryview], None]
+    """Told the first byte of a part, and the part; called from several threads at once. What it raises, the
+    write raises, and nothing is published."""
+
+
 class Storage(Protocol):
     """A checkpoint store. Any thread may call; several processes may use the same place at once."""
 
@@ -90,13 +111,16 @@ class Storage(Protocol):
         """The path as a person would write it, for messages."""
         ...
 
-    def write_durable(self, path: str, data: BytesSource, *, if_absent: bool = False) -> None:
+    def write_durable(
+        self, path: str, data: BytesSource, *, if_absent: bool = False, parts: Parts | None = None
+    ) -> None:
         """Make the object whole and lasting, or raise and leave what was there.
 
         Args:
             path: name of the object.
             data: its bytes; they must not change meanwhile.
             if_absent: create only; never replace.
+            parts: how the bytes are proved while they are written.
 
         Raises:
             StorageConflict: ``if_absent``, and the object is there already.
@@ -191,6 +215,13 @@ def as_bytes_view(data: BytesSource) -> memoryview:
         raise Misuse("only contiguous bytes can be written", hint="pass a contiguous buffer")
     # cast() refuses an empty view with strides other than 1.
     return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def check_parts(view: memoryview, parts: Parts | None) -> None:
+    """Have all parts checked, one after the other: for a store that takes an object as a whole."""
+    if parts is not None:
+        for begin in range(0, len(view), parts.bytes):
+            parts.check(begin, view[begin : begin + parts.bytes])
 
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

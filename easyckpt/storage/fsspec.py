@@ -18,8 +18,10 @@ from easyckpt.errors import Misuse, StorageConflict, StorageMissing, StorageUnav
 from easyckpt.storage.base import (
     BytesSource,
     Entry,
+    Parts,
     StorageProperties,
     as_bytes_view,
+    check_parts,
     check_path,
     storage_error,
 )
@@ -74,10 +76,13 @@ class FsspecStorage:
     def _full(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
 
-    def write_durable(self, path: str, data: BytesSource, *, if_absent: bool = False) -> None:
+    def write_durable(
+        self, path: str, data: BytesSource, *, if_absent: bool = False, parts: Parts | None = None
+    ) -> None:
         """See `Storage.write_durable`."""
         full = self._full(check_path(path))
         value = bytes(as_bytes_view(data))
+        check_parts(memoryview(value), parts)
         try:
             with _MEMORY_LOCK:
                 self._fs.pipe_file(full, value, mode="create" if if_absent else "overwrite")

@@ -2,8 +2,8 @@
 
 The durable write, in this one place::
 
-    1  create a hidden name beside the final one (O_EXCL, O_DIRECT for large bodies)
-    2  write
+    1  create a hidden name beside the final one (O_EXCL; for large bodies O_DIRECT, and room reserved)
+    2  write, a large body in parts, several at once
     3  check the length
     4  sync the file
     5  give it its final name: rename, or for `if_absent` link (and remove the hidden name)
@@ -24,17 +24,21 @@ import errno
 import os
 import secrets
 from collections.abc import Iterator
+from functools import partial
 
 from easyckpt.errors import EasyckptError, StorageConflict, StorageDenied, StorageUnavailable
+from easyckpt.lanes import run_lanes
 from easyckpt.storage.base import (
+    PART_BYTES,
     BytesSource,
     Entry,
+    Parts,
     StorageProperties,
     as_bytes_view,
     check_path,
     storage_error,
 )
-from easyckpt.storage.posix import Posix
+from easyckpt.storage.posix import BLOCK_BYTES, Posix
 
 __all__ = ["LocalStorage"]
 
@@ -43,9 +47,6 @@ WRITE_BYTES = 16 << 20
 
 DIRECT_BYTES_MIN = 1 << 20
 """Shorter objects go through the page cache: the file system's bookkeeping outweighs the copy."""
-
-BLOCK_BYTES = 4096
-"""What O_DIRECT asks of offsets, lengths and memory on every file system we know."""
 
 OPEN_ATTEMPTS = 5
 """How often a folder may vanish (removed by retention, because it was empty) between making and using it."""
@@ -62,11 +63,15 @@ class LocalStorage:
     Args:
         root: the folder; made at the first write, never by reading.
         posix: the primitive operations; another one only in tests.
+        lanes: parts of one object that are written at once; None takes what the machine gives.
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, posix: Posix | None = None) -> None:
+    def __init__(
+        self, root: str | os.PathLike[str], *, posix: Posix | None = None, lanes: int | None = None
+    ) -> None:
         self.root = os.path.abspath(os.fspath(root))
         self._posix = posix if posix is not None else Posix()
+        self._lanes = lanes
 
     @property
     def properties(self) -> StorageProperties:
@@ -85,7 +90,9 @@ class LocalStorage:
 
     # ----- writing -----
 
-    def write_durable(self, path: str, data: BytesSource, *, if_absent: bool = False) -> None:
+    def write_durable(
+        self, path: str, data: BytesSource, *, if_absent: bool = False, parts: Parts | None = None
+    ) -> None:
         """See `Storage.write_durable`; the recipe is in the module's docstring."""
         check_path(path)
         view = as_bytes_view(data)
@@ -95,7 +102,7 @@ class LocalStorage:
             if if_absent and self._present(target):
                 raise StorageConflict("it is there already, and is not replaced", where=target)
             temporary, fd = self._create(target, direct=len(view) >= DIRECT_BYTES_MIN)
-            self._fill(fd, view, target)
+            self._fill(fd, view, parts, target)
             if if_absent:
                 self._publish_once(temporary, target)
             else:
@@ -133,10 +140,10 @@ class LocalStorage:
                 self._posix.make_folder(path)
             self._posix.sync_folder(os.path.dirname(path))
 
-    def _fill(self, fd: int, view: memoryview, target: str) -> None:
+    def _fill(self, fd: int, view: memoryview, parts: Parts | None, target: str) -> None:
         """Write, check the length, sync, close: the descriptor is closed in any case."""
         try:
-            self._write_all(fd, view)
+            self._write_all(fd, view, parts)
             length = self._posix.length(fd)
             if length != len(view):
                 raise StorageUnavailable(
@@ -145,37 +152,54 @@ class LocalStorage:
                     hint="this file system loses writes: do not keep checkpoints here",
                 )
             self._posix.sync(fd)
+            if len(view) >= DIRECT_BYTES_MIN and not self._posix.is_direct(fd):
+                self._posix.leave_cache(fd, 0, len(view))
         except BaseException:
             with contextlib.suppress(OSError):
                 self._posix.close(fd)
             raise
         self._posix.close(fd)
 
-    def _write_all(self, fd: int, view: memoryview) -> None:
-        direct = len(view) >= DIRECT_BYTES_MIN
+    def _write_all(self, fd: int, view: memoryview, parts: Parts | None) -> None:
+        """Each part is checked and then written. The blocks go first, what is left of the last one alone."""
+        size = parts.bytes if parts is not None else PART_BYTES
+        large = len(view) >= DIRECT_BYTES_MIN
+        whole = len(view) // BLOCK_BYTES * BLOCK_BYTES if large else len(view)
+        if large:
+            self._posix.reserve(fd, len(view))
+
+        def write_part(begin: int) -> None:
+            if parts is not None:
+                parts.check(begin, view[begin : begin + size])
+            self._write_range(fd, view[begin : min(begin + size, whole)], begin)
+
+        tasks = [partial(write_part, begin) for begin in range(0, len(view), size)]
+        run_lanes(tasks, lanes=self._lanes)
+        if whole < len(view):
+            self._posix.leave_direct(fd)
+            self._write_range(fd, view[whole:], whole)
+
+    def _write_range(self, fd: int, view: memoryview, offset: int) -> None:
         done = 0
+        refused = False
         while done < len(view):
-            if direct and len(view) - done < BLOCK_BYTES:
-                self._posix.leave_direct(fd)
-                direct = False
-            step = min(WRITE_BYTES, len(view) - done)
-            if direct:
-                step -= step % BLOCK_BYTES
             try:
-                wrote = self._posix.write(fd, view[done : done + step], done)
+                wrote = self._posix.write(fd, view[done : done + WRITE_BYTES], offset + done)
             except OSError as error:
-                # The memory or the file system is not aligned as O_DIRECT wants it.
-                if error.errno != errno.EINVAL or not direct:
+                # Memory or file system are not aligned as O_DIRECT wants it. Another lane may have found
+                # that out already.
+                if error.errno != errno.EINVAL or refused:
                     raise
+                refused = True
                 self._posix.leave_direct(fd)
-                direct = False
                 continue
             if wrote == 0:
                 raise OSError(errno.EIO, "the file system takes no more bytes")
             done += wrote
-            if direct and wrote % BLOCK_BYTES:
+            if wrote % BLOCK_BYTES and done < len(view):
                 self._posix.leave_direct(fd)
-                direct = False
+        if len(view) >= DIRECT_BYTES_MIN and not self._posix.is_direct(fd):
+            self._posix.leave_cache(fd, offset, len(view))
 
     def _publish_once(self, temporary: str, target: str) -> None:
         try:

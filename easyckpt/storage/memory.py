@@ -10,7 +10,15 @@ import time
 from collections.abc import Callable
 
 from easyckpt.errors import StorageConflict, StorageMissing
-from easyckpt.storage.base import BytesSource, Entry, StorageProperties, as_bytes_view, check_path
+from easyckpt.storage.base import (
+    BytesSource,
+    Entry,
+    Parts,
+    StorageProperties,
+    as_bytes_view,
+    check_parts,
+    check_path,
+)
 
 __all__ = ["MemoryStorage"]
 
@@ -42,10 +50,13 @@ class MemoryStorage:
         """The path with the scheme of this store."""
         return f"memory:{path}"
 
-    def write_durable(self, path: str, data: BytesSource, *, if_absent: bool = False) -> None:
+    def write_durable(
+        self, path: str, data: BytesSource, *, if_absent: bool = False, parts: Parts | None = None
+    ) -> None:
         """See `Storage.write_durable`."""
         check_path(path)
         value = bytes(as_bytes_view(data))
+        check_parts(memoryview(value), parts)
         with self._lock:
             if if_absent and path in self._objects:
                 raise StorageConflict("it is there already, and is not replaced", where=self.where(path))

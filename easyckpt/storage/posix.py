@@ -18,9 +18,20 @@ from dataclasses import dataclass
 
 __all__ = ["FileFacts", "Posix"]
 
+DIRECT_READ_BYTES_MIN = 1 << 20
+"""Shorter reads go through the page cache."""
+
+BLOCK_BYTES = 4096
+"""What O_DIRECT asks of offsets, lengths and memory on every file system we know."""
+
+READ_BYTES = 16 << 20
+"""One system call."""
+
 _RENAME_NOREPLACE = 1
 _AT_FDCWD = -100
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
+_CACHED_ONLY = getattr(os, "RWF_NOWAIT", 0)
+_NO_RESERVE = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL, errno.EPERM})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +76,19 @@ class Posix:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
         return os.open(path, flags, 0o666)
+
+    def reserve(self, fd: int, length: int) -> None:
+        """Have room for so many bytes, where the file system can, so that a lack of it shows at once.
+
+        Not `os.posix_fallocate`: where the file system cannot, the C library would write into every block.
+        """
+        libc = ctypes.CDLL(None, use_errno=True)
+        if not hasattr(libc, "fallocate"):
+            return
+        done = libc.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(length))
+        number = ctypes.get_errno()
+        if done != 0 and number not in _NO_RESERVE:
+            raise OSError(number, os.strerror(number))
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         """Write at an offset; returns how many bytes the system took."""
@@ -125,6 +149,20 @@ class Posix:
 
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~_O_DIRECT)
 
+    def is_direct(self, fd: int) -> bool:
+        """Whether what is written bypasses the page cache."""
+        import fcntl  # POSIX only, and only here
+
+        return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & _O_DIRECT)
+
+    def leave_cache(self, fd: int, begin: int, length: int) -> None:
+        """Have the system begin to write a range out, and forget what is written: training needs the memory.
+
+        A wish: a system that does not know it does nothing.
+        """
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(fd, begin, length, os.POSIX_FADV_DONTNEED)
+
     def length(self, fd: int) -> int:
         """Length of an open file."""
         return os.fstat(fd).st_size
@@ -145,15 +183,22 @@ class Posix:
         )
 
     def read(self, path: str, buffer: memoryview, offset: int) -> int:
-        """Fill the buffer from a regular file; returns how many bytes there were."""
+        """Fill the buffer from a regular file; returns how many bytes there were.
+
+        What is cached is copied from there; the rest of a long read goes from the device into the buffer,
+        past the page cache, where file system and alignment allow it.
+        """
         # Without O_NONBLOCK, opening a FIFO that somebody put there would wait for ever.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise OSError(errno.EISDIR, "not a regular file", path)
             done = 0
+            if len(buffer) >= DIRECT_READ_BYTES_MIN and _O_DIRECT and _CACHED_ONLY:
+                done = _read_cached(fd, buffer, offset)
+                done += _read_direct(path, buffer[done:], offset + done)
             while done < len(buffer):
-                got = os.preadv(fd, [buffer[done : done + (1 << 30)]], offset + done)
+                got = os.preadv(fd, [buffer[done : done + READ_BYTES]], offset + done)
                 if got == 0:
                     break
                 done += got
@@ -180,3 +225,42 @@ class Posix:
         """Space left for an unprivileged user."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
+
+
+def _read_cached(fd: int, buffer: memoryview, offset: int) -> int:
+    """Copy what is in the page cache, up to the first block that is not."""
+    done = 0
+    while done < len(buffer):
+        part = buffer[done : done + READ_BYTES]
+        try:
+            got = os.preadv(fd, [part], offset + done, _CACHED_ONLY)
+        except OSError:  # nothing more is cached, or this file system cannot say
+            return done // BLOCK_BYTES * BLOCK_BYTES
+        done += got
+        if got == 0:
+            return done
+    return done
+
+
+def _read_direct(path: str, buffer: memoryview, offset: int) -> int:
+    """Read whole blocks from the device; returns how far it got: 0 where O_DIRECT is not possible."""
+    whole = len(buffer) // BLOCK_BYTES * BLOCK_BYTES
+    if whole < DIRECT_READ_BYTES_MIN or offset % BLOCK_BYTES:
+        return 0
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | _O_DIRECT)
+    except OSError:  # the file system has no such thing; a real trouble shows in the read through the cache
+        return 0
+    done = 0
+    try:
+        while done < whole:
+            got = os.preadv(fd, [buffer[done : min(done + READ_BYTES, whole)]], offset + done)
+            done += got
+            if got == 0 or got % BLOCK_BYTES:
+                break
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(fd)
+    return done

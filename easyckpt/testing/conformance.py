@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from easyckpt.errors import Misuse, StorageConflict, StorageMissing
-from easyckpt.storage.base import BytesSource, Storage
+from easyckpt.storage.base import BytesSource, Parts, Storage
 
 __all__ = ["ConformanceCase", "conformance_cases"]
 
@@ -46,6 +46,7 @@ def conformance_cases() -> tuple[ConformanceCase, ...]:
             _writing_again_replaces,
             _create_only_if_absent,
             _exactly_one_creates,
+            _parts_are_proved_on_the_way,
             _readers_see_whole_objects,
             _ranges,
             _missing,
@@ -135,6 +136,33 @@ def _exactly_one_creates(open_store: Open) -> None:
         _in_threads(race)
         assert len(won) == 1, won
         assert open_store().read(f"race/{turn}") == f"writer {won[0]}".encode() * 1000
+
+
+def _parts_are_proved_on_the_way(open_store: Open) -> None:
+    store, size = open_store(), 1 << 20
+    for length in (0, 1, size - 1, size, size + 1, 5 * size, 5 * size + 4097):
+        data = _pattern(length, seed=length % 7)
+        seen: list[tuple[int, bytes]] = []
+        parts = Parts(bytes=size, check=lambda begin, part, seen=seen: seen.append((begin, bytes(part))))  # type: ignore[misc]
+        store.write_durable("parts", data, parts=parts)
+        assert sorted(seen) == [(at, data[at : at + size]) for at in range(0, length, size)], length
+        assert store.read("parts") == data
+    for bad in range(5):
+        refusing = Parts(bytes=size, check=partial(_refuse, bad * size))
+        for if_absent in (False, True):
+            path = "never" if if_absent else "parts"
+            _raises(
+                Misuse,
+                partial(store.write_durable, path, bytes(5 * size), if_absent=if_absent, parts=refusing),
+            )
+    assert store.read("parts") == data
+    assert not store.exists("never")
+    assert store.unfinished() == ()
+
+
+def _refuse(bad: int, begin: int, part: memoryview) -> None:
+    if begin == bad:
+        raise Misuse("this part is not what it was")
 
 
 def _in_threads(target: Callable[[int], None]) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from easyckpt.storage.base import BytesSource, Entry, Storage, StorageProperties
+from easyckpt.storage.base import BytesSource, Entry, Parts, Storage, StorageProperties
 from easyckpt.storage.posix import FileFacts, Posix
 
 __all__ = ["Crash", "CrashPlan", "CrashingPosix", "CrashingStorage", "crash_points"]
@@ -33,15 +34,17 @@ class CrashPlan:
     """End the process with SIGKILL instead of raising."""
     count: int = 0
     names: list[str] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def reach(self, operation: str) -> None:
-        """An operation that changes something is about to happen."""
-        if self.at is not None and self.count >= self.at:
-            if self.kill:
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise Crash(f"before operation {self.at}: {operation}")
-        self.count += 1
-        self.names.append(operation)
+        """An operation that changes something is about to happen. Any thread may call."""
+        with self.lock:
+            if self.at is not None and self.count >= self.at:
+                if self.kill:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise Crash(f"before operation {self.at}: {operation}")
+            self.count += 1
+            self.names.append(operation)
 
 
 def crash_points(run: Callable[[CrashPlan], None]) -> Iterator[CrashPlan]:
@@ -88,6 +91,11 @@ class CrashingPosix(Posix):
         """See `Posix`."""
         self.plan.reach("create")
         return self._inner.create(path, direct=direct)
+
+    def reserve(self, fd: int, length: int) -> None:
+        """See `Posix`."""
+        self.plan.reach("reserve")
+        self._inner.reserve(fd, length)
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         """See `Posix`; counts twice, before the bytes and half-way through them."""
@@ -145,6 +153,14 @@ class CrashingPosix(Posix):
         """See `Posix`."""
         self._inner.leave_direct(fd)
 
+    def is_direct(self, fd: int) -> bool:
+        """See `Posix`."""
+        return self._inner.is_direct(fd)
+
+    def leave_cache(self, fd: int, begin: int, length: int) -> None:
+        """See `Posix`."""
+        self._inner.leave_cache(fd, begin, length)
+
     def length(self, fd: int) -> int:
         """See `Posix`."""
         return self._inner.length(fd)
@@ -191,10 +207,12 @@ class CrashingStorage:
         """See `Storage`."""
         return self._inner.where(path)
 
-    def write_durable(self, path: str, data: BytesSource, *, if_absent: bool = False) -> None:
+    def write_durable(
+        self, path: str, data: BytesSource, *, if_absent: bool = False, parts: Parts | None = None
+    ) -> None:
         """See `Storage`."""
         self.plan.reach(f"write {path}")
-        self._inner.write_durable(path, data, if_absent=if_absent)
+        self._inner.write_durable(path, data, if_absent=if_absent, parts=parts)
 
     def delete(self, path: str) -> None:
         """See `Storage`."""

@@ -134,6 +134,11 @@ class SimulatedDisk(Posix):
         self._open[fd] = made
         return fd
 
+    def reserve(self, fd: int, length: int) -> None:
+        """See `Posix`: the length is there, and nothing but zeros in it."""
+        file = self._open[fd]
+        file.data.extend(bytes(max(0, length - len(file.data))))
+
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         """See `Posix`."""
         file = self._open[fd]
@@ -203,6 +208,13 @@ class SimulatedDisk(Posix):
 
     def leave_direct(self, fd: int) -> None:
         """Nothing to leave."""
+
+    def is_direct(self, fd: int) -> bool:
+        """There is no cache."""
+        return True
+
+    def leave_cache(self, fd: int, begin: int, length: int) -> None:
+        """There is no cache."""
 
     def length(self, fd: int) -> int:
         """See `Posix`."""

@@ -15,7 +15,7 @@ from easyckpt.errors import StorageMissing
 from easyckpt.keep import KeepLatest
 from easyckpt.paths import StepName
 from easyckpt.retention import PruneOptions, prune_report
-from easyckpt.storage import LocalStorage, MemoryStorage, Storage
+from easyckpt.storage import LocalStorage, MemoryStorage, Parts, Storage
 from easyckpt.survey import survey, visible_steps
 from easyckpt.testing import (
     Crash,
@@ -221,9 +221,11 @@ def test_an_error_is_no_crash() -> None:
     """What a store refuses surfaces as an error of the tree, and leaves what is visible in order."""
 
     class Refusing(CrashingStorage):
-        def write_durable(self, path: str, data: object, *, if_absent: bool = False) -> None:
+        def write_durable(
+            self, path: str, data: object, *, if_absent: bool = False, parts: Parts | None = None
+        ) -> None:
             try:
-                super().write_durable(path, data, if_absent=if_absent)  # type: ignore[arg-type]
+                super().write_durable(path, data, if_absent=if_absent, parts=parts)  # type: ignore[arg-type]
             except Crash as crash:
                 raise StorageMissing("refused", where=path) from crash
 

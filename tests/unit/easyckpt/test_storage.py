@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import mmap
 import os
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from easyckpt.errors import (
     StorageMissing,
     StorageUnavailable,
 )
-from easyckpt.storage import LocalStorage, MemoryStorage, Storage, open_storage
+from easyckpt.storage import LocalStorage, MemoryStorage, Parts, Storage, open_storage
 from easyckpt.storage.fsspec import FsspecStorage
 from easyckpt.storage.posix import Posix
 from easyckpt.testing import ConformanceCase, SimulatedDisk, conformance_cases
@@ -398,3 +399,74 @@ def test_file_size_limit(tmp_path: Path) -> None:
 def test_missing_is_told_from_denied(tmp_path: Path) -> None:
     with pytest.raises(StorageMissing, match="easyckpt ls"):
         LocalStorage(tmp_path).read("nothing")
+
+
+# ----- long objects, in parts -----
+
+
+def test_a_long_object_is_written_in_several_lanes_and_read_back_cold(tmp_path: Path) -> None:
+    """Whatever the file system: odd lengths, memory that is not aligned, parts that end in the middle."""
+    for length in (5 << 20, (5 << 20) + 4096, (4 << 20) + 1, (3 << 20) - 1):
+        for skip in (0, 1):
+            data = memoryview(os.urandom(length + skip))[skip:]
+            seen: set[int] = set()
+            parts = Parts(bytes=1 << 20, check=lambda begin, part, seen=seen: seen.add(begin))  # type: ignore[misc]
+            LocalStorage(tmp_path, lanes=4).write_durable("long", data, parts=parts)
+            assert seen == set(range(0, length, 1 << 20))
+            fd = os.open(tmp_path / "long", os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+            for begin in (0, 4096, 4097, 3 << 20):
+                buffer = mmap.mmap(-1, length + 8192)
+                for into in (memoryview(buffer), memoryview(buffer)[17:]):
+                    got = LocalStorage(tmp_path).read_into("long", into, begin)
+                    assert got == max(0, length - begin)
+                    assert into[:got] == data[begin:]
+
+
+def test_a_read_takes_what_is_cached_and_the_rest_from_the_device(tmp_path: Path) -> None:
+    data = os.urandom(6 << 20)
+    (tmp_path / "mixed").write_bytes(data)
+    fd = os.open(tmp_path / "mixed", os.O_RDWR)
+    os.fsync(fd)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.pread(fd, 1 << 20, 0)
+    os.pwrite(fd, b"dirty", 5 << 20)  # cached and not on the device
+    os.close(fd)
+    assert LocalStorage(tmp_path).read("mixed") == data[: 5 << 20] + b"dirty" + data[(5 << 20) + 5 :]
+
+
+def test_trouble_in_one_lane_ends_the_write(tmp_path: Path) -> None:
+    """ENOSPC in the middle, with other parts under way: nothing is visible, nothing is left."""
+
+    class FullAfterAWhile(Posix):
+        def reserve(self, fd: int, length: int) -> None:
+            """A file system that promises nothing."""
+
+        def write(self, fd: int, data: memoryview, offset: int) -> int:
+            if offset >= 5 << 20:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(fd, data, offset)
+
+    store = LocalStorage(tmp_path, posix=FullAfterAWhile(), lanes=4)
+    parts = Parts(bytes=1 << 20, check=lambda begin, part: None)
+    before = len(os.listdir("/proc/self/fd"))
+    for if_absent in (False, True):
+        with pytest.raises(StorageFull):
+            store.write_durable("a/b", bytes(16 << 20), if_absent=if_absent, parts=parts)
+    assert store.list() == ()
+    assert store.unfinished() == ()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_lack_of_space_shows_before_a_byte_is_written(small_disk: Path) -> None:
+    wrote: list[int] = []
+
+    class Watched(Posix):
+        def write(self, fd: int, data: memoryview, offset: int) -> int:
+            wrote.append(offset)
+            return super().write(fd, data, offset)
+
+    with pytest.raises(StorageFull):
+        LocalStorage(small_disk, posix=Watched()).write_durable("a", bytes(5 << 20))
+    assert wrote == []
