@@ -27,12 +27,24 @@ if TYPE_CHECKING:
     from easyckpt.api import Checkpointer, close, init, load, save
     from easyckpt.handle import SaveHandle
     from easyckpt.rng import RNG
+    from easyckpt.sampler import ResumableSampler
 
-__all__ = ["RNG", "Checkpointer", "EasyckptError", "SaveHandle", "close", "init", "load", "save"]
+__all__ = [
+    "RNG",
+    "Checkpointer",
+    "EasyckptError",
+    "ResumableSampler",
+    "SaveHandle",
+    "close",
+    "init",
+    "load",
+    "save",
+]
 
 _HOMES = {
     "RNG": "easyckpt.rng",
     "Checkpointer": "easyckpt.api",
+    "ResumableSampler": "easyckpt.sampler",
     "SaveHandle": "easyckpt.handle",
     "close": "easyckpt.api",
     "init": "easyckpt.api",
