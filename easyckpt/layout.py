@@ -38,6 +38,7 @@ from easyckpt.errors import CorruptCheckpoint, Misuse
 __all__ = [
     "ALIGNMENT",
     "DTYPE_BYTES",
+    "SAFETENSORS_DTYPE",
     "Chunk",
     "ChunkKind",
     "ChunkSpec",
@@ -72,7 +73,7 @@ DTYPE_BYTES: Mapping[str, int] = {
 }  # fmt: skip
 """Element size of every logical type that can be stored, by torch's name."""
 
-_SAFETENSORS_DTYPE: Mapping[str, str] = {
+SAFETENSORS_DTYPE: Mapping[str, str] = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32":
     "I32", "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32",
     "float64": "F64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
@@ -186,7 +187,7 @@ def build_layout(specs: Iterable[ChunkSpec], *, state_bytes: int) -> Layout:
         for spec in group:
             pad_to(alignment if spec.byte_count else 1)
             end = cursor + spec.byte_count
-            stored = _SAFETENSORS_DTYPE.get(spec.dtype)
+            stored = SAFETENSORS_DTYPE.get(spec.dtype)
             shape = spec.sizes if stored else (spec.byte_count,)
             entries.append((spec.key, stored or "U8", shape, cursor, end))
             places[spec.name] = (spec.key, cursor, end)

@@ -212,7 +212,7 @@ class ResumableSampler(Sampler[list[int]]):
         return self._order[1]
 
     def _order_check(self) -> str:
-        return bytes_digest(memoryview(self._indices()[:ORDER_CHECKED_MAX].numpy()).cast("B"))
+        return bytes_digest(self._indices()[:ORDER_CHECKED_MAX].numpy().tobytes())
 
 
 def _replicas() -> tuple[int, int]:

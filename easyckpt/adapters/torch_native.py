@@ -232,7 +232,7 @@ def _parameter_names(optimizer: Optimizer, context: Context) -> dict[int, str]:
 def _compare_groups(optimizer: Optimizer, plain: Any, names: dict[int, str], context: Context) -> None:
     if not context.strict:
         return
-    if type(optimizer).__name__ != plain["class"]:
+    if plain["class"] and type(optimizer).__name__ != plain["class"]:  # an import does not know it
         raise StateMismatch(
             f"an optimizer {type(optimizer).__name__} cannot take the state of {plain['class']}",
             changed=(context.path,),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from easyckpt.cli import interop  # adds its commands
 from easyckpt.cli.app import main
 
-__all__ = ["main"]
+__all__ = ["interop", "main"]

@@ -20,7 +20,7 @@ from easyckpt.cli import render, reports
 from easyckpt.errors import EasyckptError, Misuse
 from easyckpt.keep import KeepAny, KeepEvery, KeepLatest, KeepPinned, KeepPolicy
 
-__all__ = ["EXIT_CODES", "app", "main"]
+__all__ = ["EXIT_CODES", "Json", "Root", "Step", "app", "emit", "main"]
 
 # Newer versions of typer bring their own copy of click: its errors are reached through typer's only.
 _CommandLineError: type[Any] = typer.BadParameter.__mro__[2]
@@ -57,7 +57,8 @@ Step = Annotated[
 ]
 
 
-def _emit(report: dict[str, Any], *, as_json: bool, text: Callable[[dict[str, Any]], None]) -> None:
+def emit(report: dict[str, Any], *, as_json: bool, text: Callable[[dict[str, Any]], None]) -> None:
+    """Print a report as JSON or text, and end with its exit code."""
     if as_json:
         render.print_json(report)
     else:
@@ -76,13 +77,13 @@ def ls_command(
     as_json: Json = False,
 ) -> None:
     """List the steps that can be loaded, newest first."""
-    _emit(reports.list_steps(root, show_all=show_all), as_json=as_json, text=render.steps)
+    emit(reports.list_steps(root, show_all=show_all), as_json=as_json, text=render.steps)
 
 
 @app.command("inspect")
 def inspect_command(root: Root, step: Step = None, as_json: Json = False) -> None:
     """Show what a step consists of: ranks, files, tensors."""
-    _emit(reports.inspect_step(root, step=step), as_json=as_json, text=render.inspection)
+    emit(reports.inspect_step(root, step=step), as_json=as_json, text=render.inspection)
 
 
 @app.command("verify")
@@ -100,7 +101,7 @@ def verify_command(
         raise Misuse("--all and --step exclude each other")
     with render.progress("reading back") as on_bytes:
         report = reports.verify(root, step=step, every=every, quick=quick, on_bytes=on_bytes)
-    _emit(report, as_json=as_json, text=render.verdicts)
+    emit(report, as_json=as_json, text=render.verdicts)
 
 
 @app.command("why")
@@ -112,7 +113,7 @@ def why_command(
     """Say why a step can, or cannot, be loaded."""
     with render.progress("reading back") as on_bytes:
         report = reports.why(root, step=step, on_bytes=on_bytes)
-    _emit(report, as_json=as_json, text=render.answer)
+    emit(report, as_json=as_json, text=render.answer)
 
 
 @app.command("diff")
@@ -122,7 +123,7 @@ def diff_command(
     as_json: Json = False,
 ) -> None:
     """Compare two checkpoints bit for bit, by the names of their tensors."""
-    _emit(reports.diff(a, b), as_json=as_json, text=render.difference)
+    emit(reports.diff(a, b), as_json=as_json, text=render.difference)
 
 
 @app.command("prune")
@@ -161,7 +162,7 @@ def prune_command(
             now_unix_s=time.time(),
             on_bytes=on_bytes,
         )
-    _emit(report, as_json=as_json, text=render.pruned)
+    emit(report, as_json=as_json, text=render.pruned)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Every sample once per epoch, wherever and however often the job is cut off and at whatever size it resumes."""
+"""Every sample once per epoch, wherever and however often a job is cut off, at whatever size it resumes."""
 
 from __future__ import annotations
 

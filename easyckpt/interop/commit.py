@@ -1,0 +1,151 @@
+"""A state that came from elsewhere, as a committed step: our layout, our commit protocol, one rank.
+
+The body is built in a mapped file, so a checkpoint larger than the memory can be imported; then it is hashed,
+persisted, listed in a fragment and made visible by a manifest, by the same functions as a job's saver uses.
+Another life of the folder begins with it, as with every start of a job: what it resumed from is the newest
+step that is offered, so that older steps stay where they are.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from easyckpt.adapters.base import TensorPart
+from easyckpt.commit import CommitResult, commit_manifest, ensure_root, next_generation, record_generation
+from easyckpt.errors import Misuse, SaveNotDone
+from easyckpt.interop.scratch import mapped
+from easyckpt.interop.statedict import ImportedPart
+from easyckpt.manifest import Manifest
+from easyckpt.paths import StepName
+from easyckpt.plain import PartNode, TensorRef, pack
+from easyckpt.records import GenerationRecord, RootRecord
+from easyckpt.saver.persist import PieceMeta, make_fragment, persist_piece, write_fragment
+from easyckpt.snapshot import fit_layout, write
+from easyckpt.state import Capture, LiveTensor, check_tensor, memory_identity, spec_of
+from easyckpt.storage import LocalStorage, Storage
+from easyckpt.survey import survey
+
+__all__ = ["commit_state"]
+
+SOFTWARE = "easyckpt import"
+
+
+def commit_state(storage: Storage, tree: dict[str, Any], *, step: int) -> StepName:
+    """Store a state as a step of a checkpoint folder.
+
+    Args:
+        storage: the folder; made if it is not there.
+        tree: with text keys; its leaves are tensors, plain values and `ImportedPart`.
+        step: training step that it belongs to.
+
+    Returns:
+        The step and the generation that it was committed in.
+
+    Raises:
+        Misuse: there is a newer step already.
+        UnsupportedValue: a value cannot be stored; its key path is named.
+        StorageError: the storage refuses.
+    """
+    captured = _capture(tree)
+    found = survey(storage)
+    newest = found.visible[0].step if found.visible else None
+    if newest is not None and newest >= step:
+        raise Misuse(
+            f"step {newest} is there already, and step {step} is not newer",
+            where=storage.where(),
+            hint="give a later step, or import into another folder",
+        )
+    root = ensure_root(
+        storage,
+        RootRecord(run_id=secrets.token_hex(8), created_unix_s=time.time(), software=SOFTWARE),
+    )
+    generation = next_generation(storage)
+    record_generation(
+        storage,
+        GenerationRecord(
+            run_id=root.run_id,
+            generation=generation,
+            resumed_step=newest,
+            world_size=1,
+            life=f"import-{secrets.token_hex(8)}",
+            created_unix_s=time.time(),
+            software=SOFTWARE,
+        ),
+    )
+    name = StepName(step=step, generation=generation)
+    result = _persist(storage, captured, name, run_id=root.run_id, resumed_step=newest)
+    if not result.is_visible:
+        raise SaveNotDone(
+            f"{name} is not visible: {result.outcome.value}",
+            where=storage.where(),
+            hint="a job is using this folder: import into another one",
+        )
+    return name
+
+
+def _persist(
+    storage: Storage, captured: Capture, name: StepName, *, run_id: str, resumed_step: int | None
+) -> CommitResult:
+    layout = fit_layout(captured, None)
+    body = mapped(layout.body_bytes, _scratch_folder(storage))
+    write(body, layout, captured=captured, fresh=True)
+    piece = PieceMeta(
+        generation=name.generation, step=name.step, node_rank=0, rank=0, layout=layout, digest=""
+    )
+    record = persist_piece(storage, body=memoryview(body), piece=piece)
+    fragment = make_fragment([(piece, record)], run_id=run_id, world_size=1)
+    manifest = Manifest(
+        run_id=run_id,
+        generation=name.generation,
+        step=name.step,
+        world_size=1,
+        resumed_step=resumed_step,
+        fragments=(write_fragment(storage, fragment),),
+        created_unix_s=time.time(),
+        software=SOFTWARE,
+    )
+    return commit_manifest(storage, manifest)
+
+
+def _scratch_folder(storage: Storage) -> Path:
+    if isinstance(storage, LocalStorage):
+        return Path(storage.root)  # made by ensure_root()
+    return Path(tempfile.gettempdir())
+
+
+def _capture(tree: dict[str, Any]) -> Capture:
+    collector = _Collector()
+    plain = pack(tree, hook=collector.hook)
+    return Capture(tensors=tuple(collector.tensors), plain=plain)
+
+
+class _Collector:
+    """The packer's hook: gathers tensors, and finds those that share memory."""
+
+    def __init__(self) -> None:
+        self.tensors: list[LiveTensor] = []
+        self._owners: dict[tuple[Any, ...], str] = {}
+
+    def hook(self, value: Any, path: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            self._add(value, path)
+            return TensorRef(name=path)
+        if isinstance(value, ImportedPart):
+            for name, tensor in value.tensors.items():
+                self._add(tensor, f"{path}.{name}")
+            return PartNode(adapter=value.adapter, tensors=tuple(value.tensors), plain=value.plain)
+        return NotImplemented
+
+    def _add(self, tensor: torch.Tensor, name: str) -> None:
+        tensor = tensor.detach()
+        check_tensor(tensor, name)
+        identity = memory_identity(tensor)
+        owner = self._owners.setdefault(identity, name) if identity else name
+        spec = spec_of(TensorPart(name=name, tensor=tensor), name, alias_of=None if owner == name else owner)
+        self.tensors.append(LiveTensor(spec=spec, tensor=tensor))
