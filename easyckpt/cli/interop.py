@@ -1,4 +1,4 @@
-"""``easyckpt export`` and ``easyckpt import``: other programs' checkpoints. torch is imported when they run."""
+"""``easyckpt export`` and ``easyckpt import``. torch is imported when one of them runs."""
 
 from __future__ import annotations
 
@@ -46,9 +46,6 @@ def import_command(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="File or folder of another program.")],
     root: Root,
     step: Annotated[int, typer.Option("--step", min=0, help="Training step that it belongs to.")],
-    fmt: Annotated[
-        str | None, typer.Option("--from", metavar="FORMAT", help=f"{_FORMATS_HELP} Else told by its files.")
-    ] = None,
     key: Annotated[str, typer.Option(help="Key that a bare model gets in the state.")] = "model",
     objects: Annotated[
         list[str] | None,
@@ -61,13 +58,15 @@ def import_command(
 ) -> None:
     """Commit another program's checkpoint as a step of a checkpoint folder.
 
-    Nothing in it is unpickled that could run code.
+    Its format is told by what is there: torch, huggingface, dcp or deepspeed. Nothing in it is unpickled that
+    could run code.
     """
     from easyckpt.interop import ImportOptions, import_state
 
     names = _lines(parameters) if parameters is not None else ()
     options = ImportOptions(key=key, objects=tuple(objects or ()), parameters=names)
-    name = import_state(source, root, step=step, fmt=fmt, options=options)
+    with render.progress("importing") as on_bytes:
+        name = import_state(source, root, step=step, options=options, on_bytes=on_bytes)
     report = _report("import", root=root, source=source, step=name.step, generation=name.generation)
     emit(report, as_json=as_json, text=_imported)
 

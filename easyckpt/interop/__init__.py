@@ -1,14 +1,15 @@
 """Checkpoints to and from other programs' formats, from a folder on storage, without a running job.
 
-========================  ============================================  =======================================
-format                    outwards                                      inwards
-========================  ============================================  =======================================
-``torch``                 one file for ``torch.load(weights_only=True)``  such a file
-``huggingface``           a model's weights as safetensors shards       such a folder, or one safetensors file
-========================  ============================================  =======================================
+===============  ==========================================  =================================
+format           outwards                                    inwards
+===============  ==========================================  =================================
+``torch``        a file for a weights-only ``torch.load``    such a file
+``huggingface``  a model's weights as safetensors shards     such a folder, or one such file
+===============  ==========================================  =================================
 
-Everything is proved while it is read, what is written appears whole or not at all, and tensors pass through
-mapped files, so that no checkpoint has to fit into memory. What comes in is committed as a step like any other.
+Everything is proved while it is read, what is written appears whole or not at all, and tensors pass
+through mapped files, so that no checkpoint has to fit into memory. What comes in is committed as a step
+like any other.
 """
 
 from __future__ import annotations
@@ -81,7 +82,12 @@ def export_step(
 
 
 def import_state(
-    source: str, root: str, *, step: int, fmt: str | None = None, options: ImportOptions | None = None
+    source: str,
+    root: str,
+    *,
+    step: int,
+    options: ImportOptions | None = None,
+    on_bytes: OnBytes | None = None,
 ) -> StepName:
     """Commit a foreign checkpoint as a step of a checkpoint folder.
 
@@ -89,8 +95,8 @@ def import_state(
         source: a local file or folder.
         root: the checkpoint folder, or a URL of one; made if it is not there.
         step: training step that it belongs to.
-        fmt: one of `FORMATS`; None tells it by what is there.
         options: what the source does not say about itself.
+        on_bytes: told (bytes done, bytes to do).
 
     Returns:
         The step and its generation.
@@ -101,14 +107,13 @@ def import_state(
         StorageError: a storage refuses.
     """
     chosen = options if options is not None else ImportOptions()
-    kind = fmt if fmt is not None else detect(source)
-    _check_format(kind)
+    kind = detect(source)
     tree: dict[str, Any]
     if kind == "torch":
         tree = read_torch(source, objects=chosen.objects, parameters=chosen.parameters)
     else:
         tree = {chosen.key: read_huggingface(source)}
-    return commit_state(open_storage(root), tree, step=step)
+    return commit_state(open_storage(root), tree, step=step, on_bytes=on_bytes)
 
 
 def detect(source: str) -> str:
@@ -125,9 +130,7 @@ def detect(source: str) -> str:
         return "huggingface" if path.suffix == ".safetensors" else "torch"
     else:
         raise Misuse("there is no such file or folder", where=str(path))
-    raise Misuse(
-        "it is not clear which format this is", where=str(path), hint=f"--from {' | '.join(FORMATS)}"
-    )
+    raise Misuse("the folder is of none of the formats that can be read", where=str(path))
 
 
 def _check_format(name: str) -> None:

@@ -21,12 +21,14 @@ from easyckpt.commit import CommitResult, commit_manifest, ensure_root, next_gen
 from easyckpt.errors import Misuse, SaveNotDone
 from easyckpt.interop.scratch import mapped
 from easyckpt.interop.statedict import ImportedPart
+from easyckpt.interop.stored import OnBytes
+from easyckpt.layout import STATE_LENGTH_BYTES, Layout
 from easyckpt.manifest import Manifest
 from easyckpt.paths import StepName
 from easyckpt.plain import PartNode, TensorRef, pack
 from easyckpt.records import GenerationRecord, RootRecord
 from easyckpt.saver.persist import PieceMeta, make_fragment, persist_piece, write_fragment
-from easyckpt.snapshot import fit_layout, write
+from easyckpt.snapshot import fit_layout
 from easyckpt.state import Capture, LiveTensor, check_tensor, memory_identity, spec_of
 from easyckpt.storage import LocalStorage, Storage
 from easyckpt.survey import survey
@@ -36,13 +38,16 @@ __all__ = ["commit_state"]
 SOFTWARE = "easyckpt import"
 
 
-def commit_state(storage: Storage, tree: dict[str, Any], *, step: int) -> StepName:
+def commit_state(
+    storage: Storage, tree: dict[str, Any], *, step: int, on_bytes: OnBytes | None = None
+) -> StepName:
     """Store a state as a step of a checkpoint folder.
 
     Args:
         storage: the folder; made if it is not there.
         tree: with text keys; its leaves are tensors, plain values and `ImportedPart`.
         step: training step that it belongs to.
+        on_bytes: told how far reading is.
 
     Returns:
         The step and the generation that it was committed in.
@@ -79,7 +84,11 @@ def commit_state(storage: Storage, tree: dict[str, Any], *, step: int) -> StepNa
         ),
     )
     name = StepName(step=step, generation=generation)
-    result = _persist(storage, captured, name, run_id=root.run_id, resumed_step=newest)
+    layout = fit_layout(captured, None)
+    body = mapped(layout.body_bytes, _scratch_folder(storage))
+    _fill(memoryview(body), layout, captured, on_bytes)
+    piece = PieceMeta(generation=generation, step=step, node_rank=0, rank=0, layout=layout, digest="")
+    result = _persist(storage, memoryview(body), piece, run_id=root.run_id, resumed_step=newest)
     if not result.is_visible:
         raise SaveNotDone(
             f"{name} is not visible: {result.outcome.value}",
@@ -89,21 +98,31 @@ def commit_state(storage: Storage, tree: dict[str, Any], *, step: int) -> StepNa
     return name
 
 
+def _fill(body: memoryview, layout: Layout, captured: Capture, on_bytes: OnBytes | None) -> None:
+    """Write a body that is all zeros."""
+    body[: len(layout.header)] = layout.header
+    done = 0
+    for item, chunk in zip(captured.tensors, layout.chunks, strict=True):
+        if chunk.alias_of is None and chunk.end > chunk.begin:
+            room = torch.frombuffer(body[chunk.begin : chunk.end], dtype=torch.uint8)
+            room.view(item.tensor.dtype).view(chunk.sizes).copy_(item.tensor)
+            done += chunk.end - chunk.begin
+        if on_bytes is not None:
+            on_bytes(done, layout.body_bytes)
+    begin = layout.state_begin + STATE_LENGTH_BYTES
+    body[layout.state_begin : begin] = len(captured.plain).to_bytes(STATE_LENGTH_BYTES, "little")
+    body[begin : begin + len(captured.plain)] = captured.plain
+
+
 def _persist(
-    storage: Storage, captured: Capture, name: StepName, *, run_id: str, resumed_step: int | None
+    storage: Storage, body: memoryview, piece: PieceMeta, *, run_id: str, resumed_step: int | None
 ) -> CommitResult:
-    layout = fit_layout(captured, None)
-    body = mapped(layout.body_bytes, _scratch_folder(storage))
-    write(body, layout, captured=captured, fresh=True)
-    piece = PieceMeta(
-        generation=name.generation, step=name.step, node_rank=0, rank=0, layout=layout, digest=""
-    )
-    record = persist_piece(storage, body=memoryview(body), piece=piece)
+    record = persist_piece(storage, body=body, piece=piece)
     fragment = make_fragment([(piece, record)], run_id=run_id, world_size=1)
     manifest = Manifest(
         run_id=run_id,
-        generation=name.generation,
-        step=name.step,
+        generation=piece.generation,
+        step=piece.step,
         world_size=1,
         resumed_step=resumed_step,
         fragments=(write_fragment(storage, fragment),),

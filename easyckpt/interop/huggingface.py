@@ -1,8 +1,8 @@
 """A model's weights as safetensors files in the layout of Hugging Face, and back.
 
-One ``model.safetensors``, or ``model-00001-of-00003.safetensors`` … with ``model.safetensors.index.json``: what
-``from_pretrained`` reads. Tied tensors are left out but for one name, as the format wants it; models tie them
-again. The model's own ``config.json`` is not in a checkpoint: write it with ``config.save_pretrained``.
+One ``model.safetensors``, or ``model-00001-of-00003.safetensors`` … with ``model.safetensors.index.json``:
+what ``from_pretrained`` reads. Tied tensors are left out but for one name, as the format wants it; models
+tie them again. The model's ``config.json`` is not in a checkpoint: ``config.save_pretrained`` writes it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Room for tensors that need not fit into memory: a nameless file, mapped.
 
 The kernel writes its pages back and drops them when memory is short, so the memory that an export or an
-import *needs* is small whatever the size of the checkpoint; the file's space comes back when the process ends,
-however it ends. It lies beside what is being written, never in the temporary folder, which may be memory.
+import *needs* is small whatever the size of the checkpoint; the file's space comes back when the process
+ends, however it ends. It lies beside what is being written: the temporary folder may be memory itself.
 """
 
 from __future__ import annotations

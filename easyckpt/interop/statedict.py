@@ -1,16 +1,17 @@
 """Our tree of parts ↔ the nested ``state_dict()`` that PyTorch programs keep in files.
 
-Outwards, a module becomes a dict of tensors, an optimizer the dict that `torch.optim.Optimizer.load_state_dict`
-takes (parameters by number), everything else what its own ``state_dict`` gave. Values that a weights-only
+Outwards, a module becomes a dict of tensors, an optimizer the dict that its ``load_state_dict`` takes
+(parameters by number), everything else what its own ``state_dict`` gave. Values that a weights-only
 ``torch.load`` would refuse are turned into ones that it takes: NumPy arrays into tensors, NumPy scalars into
 numbers.
 
-Inwards, a dict is recognised by its form: one of tensors is a module, one with ``state`` and ``param_groups``
-an optimizer, one with ``last_epoch`` or ``_step_count`` a scheduler, and what is named by the caller is an
-object with ``load_state_dict``. An optimizer's parameters are numbers in a file and names with us. Their names
-are taken from the file where it has them (``param_names``, or names in place of numbers); else, with one group
-only, they are the module's tensors in order, and every moment must have the shape that this gives; else the
-caller has to list them. A wrong guess would move one parameter's moments to another.
+Inwards, a dict is recognised by its form: one of tensors is a module, one with ``state`` and
+``param_groups`` an optimizer, one with ``last_epoch`` or ``_step_count`` a scheduler, and what is named by
+the caller is an object with ``load_state_dict``. An optimizer's parameters are numbers in a file and names
+with us. Their names are taken from the file where it has them (``param_names``, or names in place of
+numbers); else, with one group only, they are the module's tensors in order, and every moment must have the
+shape that this gives; else the caller has to list them. A wrong guess would give one parameter's moments to
+another.
 """
 
 from __future__ import annotations
