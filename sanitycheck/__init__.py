@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sanitycheck.errors import SanitycheckError
-    from sanitycheck.options import Options
+    from sanitycheck.options import Known, Options
     from sanitycheck.reasons import Reason
     from sanitycheck.result import Finding, Level, Report, Result, Verdict
     from sanitycheck.runner import run
 
 __all__ = [
     "Finding",
+    "Known",
     "Level",
     "Options",
     "Reason",
@@ -43,6 +44,7 @@ __all__ = [
 
 _HOMES = {
     "Finding": "result",
+    "Known": "options",
     "Level": "result",
     "Options": "options",
     "Reason": "reasons",

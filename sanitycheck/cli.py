@@ -206,7 +206,7 @@ def _list(args: argparse.Namespace) -> int:
         print(json.dumps({"schema": 1, "checks": rows}, indent=2))
         return 0
     for check in CHECKS:
-        print(f"{check.id:<17} {check.level.value:<8} {check.scope:<5} {check.title}")
+        print(f"{check.id:<20} {check.level.value:<8} {check.scope:<5} {check.title}")
     return 0
 
 

@@ -6,6 +6,8 @@
     ├─ UsageError                       exit 2   the caller asked for something that does not exist
     │   ├─ UnknownCheckError            exit 2   no check has this id
     │   └─ BadFileError                 exit 2   a drill, baseline or fingerprint file cannot be used
+    ├─ GroupError                       exit 3   the nodes of a group cannot meet
+    ├─ TableError                       exit 70  a packaged table of facts has a slip
     ├─ CodecError                       exit 70  a value does not have the shape its class declares
     ├─ ReportFormatError                exit 70  a report that is not ours, or of a schema we do not read
     └─ CannotLookError                  (inside a probe only; becomes a verdict, never an exit code)
@@ -26,10 +28,12 @@ __all__ = [
     "CannotLookError",
     "ChildFailedError",
     "CodecError",
+    "GroupError",
     "NotApplicableError",
     "NotPermittedError",
     "ReportFormatError",
     "SanitycheckError",
+    "TableError",
     "ToolMissingError",
     "UnknownCheckError",
     "UsageError",
@@ -66,6 +70,29 @@ class BadFileError(UsageError):
         self.path = path
         self.problem = problem
         super().__init__(f"{path}: {problem}")
+
+
+class GroupError(SanitycheckError):
+    """The nodes of a group cannot meet: the endpoint does not answer, or refuses this node. Exit code 3."""
+
+    exit_code: ClassVar[int] = 3
+
+    def __init__(self, endpoint: str, *, problem: str) -> None:
+        self.endpoint = endpoint
+        self.problem = problem
+        super().__init__(
+            f"the group at {endpoint} cannot be joined: {problem}; check that node rank 0 runs with the same"
+            " --rdzv-endpoint, --nnodes and --rdzv-id"
+        )
+
+
+class TableError(SanitycheckError):
+    """A packaged table of facts has a slip; says which file and where. Exit code 70."""
+
+    def __init__(self, table: str, *, problem: str) -> None:
+        self.table = table
+        self.problem = problem
+        super().__init__(f"{table}: {problem}")
 
 
 class ReportFormatError(SanitycheckError):

@@ -7,7 +7,36 @@ from dataclasses import dataclass, field
 
 from sanitycheck.errors import UsageError
 
-__all__ = ["Options"]
+__all__ = ["Known", "Options"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What is known of this node from before, or demanded of it, beyond the everyday options.
+
+    Attributes:
+        last_boot_id: Boot id seen earlier, so that a reboot in between is noticed.
+        noise: Spread (MAD) of each figure of the baseline; a figure inside it is not slow.
+        digests: Digests recorded earlier by name (``train.mini_gpt``), for the same software and hardware.
+        counters: Counters recorded earlier by name (``mlx5_0/1.link_downed``), valid for ``last_boot_id``.
+        mig: Whether devices must be partitioned (MIG); None: nobody said.
+        rdma_ports: How many RDMA ports must be up; None: nobody said.
+        reach: ``host:port`` of machines that must be reachable.
+        good_until_unix_s: Time of the last run in which nothing failed; older kernel messages do not count.
+    """
+
+    last_boot_id: str | None = None
+    noise: Mapping[str, float] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
+    counters: Mapping[str, int] = field(default_factory=dict)
+    mig: bool | None = None
+    rdma_ports: int | None = None
+    reach: tuple[str, ...] = ()
+    good_until_unix_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.rdma_ports is not None and self.rdma_ports < 0:
+            raise UsageError(f"the number of RDMA ports must not be negative, got {self.rdma_ports}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +55,7 @@ class Options:
         clock_offset_s: This node's clock minus a peer's, when the caller has measured it by itself.
         fingerprint: Software versions that this node must have, as ``sw.fingerprint`` names them.
         baseline: Figures recorded earlier on this node, by name (``cpu.gemm.gflops``).
-        last_boot_id: Boot id seen earlier, so that a reboot in between is noticed.
+        known: What is known or demanded beyond that.
     """
 
     only: tuple[str, ...] = ()
@@ -40,7 +69,7 @@ class Options:
     clock_offset_s: float | None = None
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     baseline: Mapping[str, float] = field(default_factory=dict)
-    last_boot_id: str | None = None
+    known: Known = field(default_factory=Known)
 
     def __post_init__(self) -> None:
         if self.expect_gpus is not None and self.expect_gpus < 0:

@@ -24,6 +24,7 @@ from sanitycheck.facts.codec import decode, encode
 from sanitycheck.facts.request import Request
 from sanitycheck.lifeline import die_with_parent
 from sanitycheck.options import Options
+from sanitycheck.result import Level
 
 __all__ = ["BOOTSTRAP", "main"]
 
@@ -62,7 +63,7 @@ def main(order: Mapping[str, Any]) -> None:
 
     request = Request(
         check=order["check"],
-        thorough=order["thorough"],
+        level=Level(order["level"]),
         deadline_s=order["deadline_s"],
         options=decode(Options, order["options"]),
         tell=lambda phase: send({"phase": phase}),

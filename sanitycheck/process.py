@@ -29,6 +29,7 @@ from sanitycheck.facts.codec import decode, encode
 from sanitycheck.options import Options
 from sanitycheck.outcome import Answered, Cannot, Crashed, Hung, Outcome
 from sanitycheck.probe import BOOTSTRAP
+from sanitycheck.result import Level
 
 __all__ = ["ProbeProcess", "probe_environment"]
 
@@ -53,6 +54,8 @@ _DROPPED_PREFIXES = ("TORCHELASTIC_", "AIMASTER_", "EASYCKPT_")
 _FORCED = {
     # A probe is not a worker: hooks that torch would load from entry points stay out.
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    # Asking torch for devices must not start CUDA: probes fork one child per device after it.
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
 }
 _UNLESS_SET = {
     # MKL then gives equal bits for equal input of equal alignment, from run to run.
@@ -79,7 +82,7 @@ def _search_path() -> list[str]:
 class ProbeProcess:
     """A running probe. All methods are for the thread that made it, which must live until :meth:`outcome`."""
 
-    def __init__(self, check: Check, options: Options, *, thorough: bool, deadline_s: float) -> None:
+    def __init__(self, check: Check, options: Options, *, level: Level, deadline_s: float) -> None:
         self.check = check
         self.deadline_s = deadline_s
         self._phase = ""
@@ -91,9 +94,9 @@ class ProbeProcess:
         self._cut: tuple[float, bool] | None = None
         self._killed_at: float | None = None
         self.started = time.monotonic()
-        self._start(options, thorough)
+        self._start(options, level)
 
-    def _start(self, options: Options, thorough: bool) -> None:
+    def _start(self, options: Options, level: Level) -> None:
         answer_read, answer_write = os.pipe()
         error_read, error_write = os.pipe()
         order_read, order_write = os.pipe()
@@ -103,7 +106,7 @@ class ProbeProcess:
             "check": self.check.id,
             "module": self.check.module,
             "function": self.check.function,
-            "thorough": thorough,
+            "level": level.value,
             "deadline_s": self.deadline_s,
             "answer_fd": answer_write,
             "options": encode(options),

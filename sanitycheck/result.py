@@ -63,6 +63,8 @@ class Level(str, Enum):
 
     INSTANT = "instant"
     QUICK = "quick"
+    STANDARD = "standard"
+    DEEP = "deep"
 
     @property
     def depth(self) -> int:

@@ -28,14 +28,19 @@ from sanitycheck.result import Level, Report, Result
 
 __all__ = ["LEVEL_TIMEOUT_S", "run", "run_checks"]
 
-LEVEL_TIMEOUT_S: Mapping[Level, float] = {Level.INSTANT: 2.0, Level.QUICK: 60.0}
+LEVEL_TIMEOUT_S: Mapping[Level, float] = {
+    Level.INSTANT: 2.0,
+    Level.QUICK: 60.0,
+    Level.STANDARD: 300.0,
+    Level.DEEP: 1800.0,
+}
 """For the whole run, starting and ending included."""
 
 INSTANT_DEADLINE_S = 1.4
 """Of one probe at *instant*: what is left of two seconds when starting and ending are taken off."""
 END_RESERVE_S = 0.6
 """Probes are told to end this long before the run's own time is up."""
-LANE_WIDTH: Mapping[Lane, int] = {Lane.LIGHT: 8, Lane.CPU: 1, Lane.STORAGE: 1}
+LANE_WIDTH: Mapping[Lane, int] = {Lane.LIGHT: 8, Lane.CPU: 1, Lane.DEVICE: 1, Lane.STORAGE: 1}
 TICK_S = 0.05
 """How late an end is noticed that no descriptor tells of."""
 
@@ -98,7 +103,7 @@ def run(
     if drill is not None:
         results = _drilled(checks, options, drill, watchers)
     else:
-        loop = _Loop(checks, options, thorough=depth is not Level.INSTANT, watchers=watchers)
+        loop = _Loop(checks, options, level=depth, watchers=watchers)
         results = loop.run(ends=begin + limit_s, cancel=cancel or threading.Event())
     return Report(
         node=socket.gethostname(),
@@ -114,7 +119,7 @@ def run_checks(
     checks: Sequence[Check], options: Options, *, timeout_s: float, cancel: threading.Event | None = None
 ) -> tuple[Result, ...]:
     """Run checks that need not be in the catalogue; for tests of the engine and for checks of one's own."""
-    loop = _Loop(tuple(checks), options, thorough=True, watchers=_Watchers())
+    loop = _Loop(tuple(checks), options, level=Level.QUICK, watchers=_Watchers())
     results = loop.run(ends=time.monotonic() + timeout_s, cancel=cancel or threading.Event())
     return tuple(results[check.id] for check in checks)
 
@@ -148,13 +153,14 @@ class _Loop:
     """State of one run."""
 
     def __init__(
-        self, checks: Sequence[Check], options: Options, *, thorough: bool, watchers: _Watchers
+        self, checks: Sequence[Check], options: Options, *, level: Level, watchers: _Watchers
     ) -> None:
         self._waiting = list(checks)
         self._running: list[ProbeProcess] = []
         self._results: dict[str, Result] = {}
         self._options = options
-        self._thorough = thorough
+        self._level = level
+        self._thorough = level is not Level.INSTANT
         self._watchers = watchers
         self._cancelled = False
 
@@ -191,10 +197,11 @@ class _Loop:
             self._waiting.remove(check)
             if self._watchers.on_start is not None:
                 self._watchers.on_start(check)
-            deadline_s = check.deadline_s if self._thorough else min(check.deadline_s, INSTANT_DEADLINE_S)
-            self._running.append(
-                ProbeProcess(check, self._options, thorough=self._thorough, deadline_s=deadline_s)
-            )
+            deadline_s = check.deadline_at(self._level)
+            level = check.level if self._thorough and check.level.includes(self._level) else self._level
+            if not self._thorough:
+                deadline_s = min(deadline_s, INSTANT_DEADLINE_S)
+            self._running.append(ProbeProcess(check, self._options, level=level, deadline_s=deadline_s))
 
     def _listen(self, timeout_s: float) -> None:
         fds = [fd for probe in self._running for fd in probe.fds()]

@@ -49,12 +49,50 @@ CLOCK_SANE_UNIX_S = 1_704_067_200.0
 GEMM_WARN_SHARE = 0.93
 GEMM_FAIL_SHARE = 0.80
 """Against the node's own record (field: -3.5 % warn, -7 % fail on GPUs; processors vary more)."""
+NOISE_MADS = 3.5
+"""A figure within this many times 1.4826 MAD of its record is its usual noise (Iglewicz and Hoaglin 1993)."""
 GEMM_ERROR_MAX = 1e-3
 """Relative error of a float32 product of this size against float64 stays below 1e-5; a broken unit is far
 off."""
+
+# --- train.mini_gpt ---------------------------------------------------------------------------------------
+LOSS_SHARE_MAX = 0.95
+"""Of the first loss: a dozen steps on counted sequences bring it far lower."""
 
 # --- store.ckpt_path --------------------------------------------------------------------------------------
 STORE_WRITE_SLOW_MB_S = 30.0
 """Below this a 1 GB checkpoint takes over half a minute; a laptop's disk does ten times more."""
 STORE_CHECKPOINTS_ROOM = 2
 """A new checkpoint is written before the old one goes, so that two must fit."""
+
+# --- gpu.* ------------------------------------------------------------------------------------------------
+ECC_SRAM_MAX = 4
+"""Uncorrected errors of on-chip memory over the life of the board; above it the vendor takes boards back."""
+XID_REPEATS = 2
+"""A program's own error this often on one device within a day points at the device."""
+GPU_WARN_SHARE = 0.93
+GPU_FAIL_SHARE = 0.80
+"""Of what the model reaches in practice (field: -3.5 % warn, -7 % fail against one's own fleet)."""
+GPU_SPREAD_MAX = 0.05
+"""Between the devices of one node; clocks of equal boards differ by 2-3 %."""
+GPU_MEMORY_WARN_SHARE = 0.80
+GPU_MEMORY_FAIL_SHARE = 0.65
+"""Of the memory's peak; a plain large copy reaches 85-92 %, and a table may be wrong by a tenth."""
+GPU_COPY_FAIL_SHARE = 0.70
+"""Of a usual pinned copy, and of the peak of NVLink between two devices."""
+PATTERN_SHARE_MIN = 0.90
+"""Of the free memory that a pattern test has to cover."""
+SUSTAIN_DROP_MAX = 0.05
+
+# --- link.* -----------------------------------------------------------------------------------------------
+AER_CORRECTED_FACTOR = 10.0
+"""Times the rate that DCGM expects of a healthy link; below it a report would be noise."""
+AER_WINDOW_MIN_S = 3600.0
+"""Counted as at least this long, so that a burst at boot is no rate."""
+
+# --- net.rdma -----------------------------------------------------------------------------------------------
+RDMA_FLAPS_MAX = 3
+"""Times a link may go down between two looks, or in half a day (field: 3 in 12 h, 5 in 24 h)."""
+RDMA_FLAPS_WINDOW_S = 12 * 3600.0
+RDMA_ERRORS_PER_H_MAX = 120.0
+"""Field, for links before PAM4; newer ones correct errors all the time, so that it only warns."""

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+from sanitycheck.checks.baseline import against_record, best_of
 from sanitycheck.facts.bitwise import BitwiseFacts
 from sanitycheck.facts.collective import CollectiveFacts
 from sanitycheck.facts.gemm import GemmFacts
+from sanitycheck.facts.membw import MembwFacts
+from sanitycheck.facts.training import TrainingFacts
 from sanitycheck.options import Options
 from sanitycheck.reasons import Reason
 from sanitycheck.result import Finding, Verdict
-from sanitycheck.thresholds import GEMM_ERROR_MAX, GEMM_FAIL_SHARE, GEMM_WARN_SHARE
+from sanitycheck.thresholds import GEMM_ERROR_MAX, LOSS_SHARE_MAX
 
-__all__ = ["GEMM_BASELINE", "judge_bitwise", "judge_collective", "judge_gemm"]
+__all__ = [
+    "GEMM_BASELINE",
+    "MEMBW_BASELINE",
+    "TRAINING_DIGEST",
+    "judge_bitwise",
+    "judge_collective",
+    "judge_gemm",
+    "judge_membw",
+    "judge_training",
+]
 
 GEMM_BASELINE = "cpu.gemm.gflops"
-"""Name under which a baseline holds the figure."""
+MEMBW_BASELINE = "cpu.membw.gb_s"
+"""Names under which a baseline holds the figures."""
+TRAINING_DIGEST = "train.mini_gpt"
 
 
 def judge_gemm(facts: GemmFacts, options: Options) -> tuple[Finding, ...]:
     """A wrong product blocks. A slow one does not: other work on the node may be the cause."""
-    best = max(facts.gflops, default=0.0)
-    named = {"gflops": best, "threads": facts.threads, "library": facts.library}
+    best = best_of(facts.gflops)
+    named: dict[str, Any] = {"gflops": best, "threads": facts.threads, "library": facts.library}
     if not facts.relative_error <= GEMM_ERROR_MAX:  # so written that NaN is wrong too
         wrong = {
             "relative_error": str(facts.relative_error),
@@ -27,20 +44,47 @@ def judge_gemm(facts: GemmFacts, options: Options) -> tuple[Finding, ...]:
             "library": facts.library,
         }
         return (Finding(verdict=Verdict.FAIL, reason=Reason.GEMM_WRONG, facts=wrong, blocking=True),)
-    measured = Finding(verdict=Verdict.PASS, reason=Reason.GEMM, facts=named)
-    reference = options.baseline.get(GEMM_BASELINE)
-    if not reference:
+    return against_record(
+        best, options, name=GEMM_BASELINE, passed=Reason.GEMM, slow=Reason.GEMM_SLOW, named=named
+    )
+
+
+def judge_membw(facts: MembwFacts, options: Options) -> tuple[Finding, ...]:
+    """Against this node's own record; bytes that came out wrong block."""
+    named: dict[str, Any] = {"gb_s": best_of(facts.gb_s), "threads": facts.threads}
+    if not facts.correct:
+        return (Finding(verdict=Verdict.FAIL, reason=Reason.MEMBW_WRONG, facts=named, blocking=True),)
+    return against_record(
+        best_of(facts.gb_s),
+        options,
+        name=MEMBW_BASELINE,
+        passed=Reason.MEMBW,
+        slow=Reason.MEMBW_SLOW,
+        named=named,
+    )
+
+
+def judge_training(facts: TrainingFacts, options: Options) -> tuple[Finding, ...]:
+    """Wrong learning blocks; a training that cannot start does not, since it may be the network's setting."""
+    if facts.problem:
+        named: dict[str, Any] = {"problem": facts.problem}
+        return (Finding(verdict=Verdict.FAIL, reason=Reason.TRAIN_BROKEN, facts=named),)
+    first, last = (facts.losses[0], facts.losses[-1]) if facts.losses else (0.0, 0.0)
+    digest = facts.digests[0] if facts.digests else ""
+    named = {"first_loss": str(first), "last_loss": str(last), "steps": len(facts.losses)}
+    if len(set(facts.digests)) != 1:
+        named["digests"] = ", ".join(one[:12] for one in facts.digests)
+        return (Finding(verdict=Verdict.FAIL, reason=Reason.TRAIN_RANKS_DIFFER, facts=named, blocking=True),)
+    if not (math.isfinite(last) and last < LOSS_SHARE_MAX * first):
+        return (Finding(verdict=Verdict.FAIL, reason=Reason.TRAIN_LOSS_STUCK, facts=named, blocking=True),)
+    known = options.known.digests.get(f"{TRAINING_DIGEST}: {facts.key}")
+    named |= {"digest": digest, "key": facts.key, "tokens_per_s": facts.tokens_per_s}
+    if known is not None and known != digest:
+        named["expected"] = known
         return (
-            measured,
-            Finding(verdict=Verdict.SKIPPED, reason=Reason.NO_BASELINE, facts={"name": GEMM_BASELINE}),
+            Finding(verdict=Verdict.FAIL, reason=Reason.TRAIN_DIGEST_DIFFERS, facts=named, blocking=True),
         )
-    share = best / reference
-    compared = {**named, "baseline_gflops": reference, "share": round(share, 3)}
-    if share < GEMM_FAIL_SHARE:
-        return (Finding(verdict=Verdict.FAIL, reason=Reason.GEMM_SLOW, facts=compared),)
-    if share < GEMM_WARN_SHARE:
-        return (Finding(verdict=Verdict.WARN, reason=Reason.GEMM_SLOW, facts=compared),)
-    return (Finding(verdict=Verdict.PASS, reason=Reason.GEMM, facts=compared),)
+    return (Finding(verdict=Verdict.PASS, reason=Reason.TRAINED, facts=named),)
 
 
 def judge_bitwise(facts: BitwiseFacts, options: Options) -> tuple[Finding, ...]:
@@ -60,7 +104,12 @@ def judge_bitwise(facts: BitwiseFacts, options: Options) -> tuple[Finding, ...]:
 def judge_collective(facts: CollectiveFacts, options: Options) -> tuple[Finding, ...]:
     """Wrong values block. A group that cannot be formed does not: the training may use another backend or
     network."""
-    named = {"backend": facts.backend, "ranks": facts.ranks, "interface": facts.interface}
+    named: dict[str, Any] = {
+        "backend": facts.backend,
+        "ranks": facts.ranks,
+        "interface": facts.interface,
+        "largest_bytes": facts.largest_bytes,
+    }
     found: list[Finding] = []
     if facts.wrong:
         wrong = {**named, "count": len(facts.wrong), "first": facts.wrong[0]}

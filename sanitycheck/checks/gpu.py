@@ -9,9 +9,9 @@ from sanitycheck.options import Options
 from sanitycheck.reasons import Reason
 from sanitycheck.result import Finding, Verdict
 
-__all__ = ["judge_inventory"]
+__all__ = ["ABSENT", "judge_inventory", "of_error"]
 
-_ABSENT = frozenset(("LIBRARY_NOT_FOUND", "DRIVER_NOT_LOADED", "NO_DATA", "NOT_FOUND"))
+ABSENT = frozenset(("LIBRARY_NOT_FOUND", "DRIVER_NOT_LOADED", "NO_DATA", "NOT_FOUND"))
 _HARDWARE = frozenset(
     (
         "GPU_IS_LOST",
@@ -27,8 +27,9 @@ _PERMISSION = frozenset(("NO_PERMISSION", "OPERATING_SYSTEM"))
 """NVML names an operating-system block of a call by the second (a container without the devices)."""
 
 
-def _of_error(error: str, *, subject: str) -> Finding:
-    """By kind: broken hardware fails, everything that only keeps us from looking is unknown."""
+def of_error(error: str, *, subject: str) -> Finding:
+    """A finding from the name of an NVML error: broken hardware fails, what only keeps us from looking is
+    unknown."""
     named: dict[str, Any] = {"error": error}
     if error in _HARDWARE:
         return Finding(verdict=Verdict.FAIL, reason=Reason.GPU_HARDWARE, subject=subject, facts=named)
@@ -45,7 +46,7 @@ def _of_error(error: str, *, subject: str) -> Finding:
 
 def _without_nvml(facts: GpuFacts, options: Options) -> tuple[Finding, ...]:
     expected = options.expect_gpus
-    if facts.init_error in _ABSENT:
+    if facts.init_error in ABSENT:
         if expected:
             named: dict[str, Any] = {"expected": expected, "found": 0, "error": facts.init_error}
             return (Finding(verdict=Verdict.FAIL, reason=Reason.GPU_NONE, facts=named, blocking=True),)
@@ -54,7 +55,7 @@ def _without_nvml(facts: GpuFacts, options: Options) -> tuple[Finding, ...]:
                 verdict=Verdict.SKIPPED, reason=Reason.GPU_NOT_EXPECTED, facts={"error": facts.init_error}
             ),
         )
-    finding = _of_error(facts.init_error, subject="")
+    finding = of_error(facts.init_error, subject="")
     if expected is None and not facts.pci_devices and finding.verdict is Verdict.UNKNOWN:
         # A driver's library without a device behind it, as in images built for both kinds of node.
         return (
@@ -71,7 +72,7 @@ def judge_inventory(facts: GpuFacts, options: Options) -> tuple[Finding, ...]:
         return _without_nvml(facts, options)
     expected = options.expect_gpus
     healthy = [device for device in facts.devices if not device.error]
-    found = [_of_error(device.error, subject=_subject(device)) for device in facts.devices if device.error]
+    found = [of_error(device.error, subject=_subject(device)) for device in facts.devices if device.error]
     if expected is not None and len(healthy) < expected:
         # A device that only could not be asked may work: fewer is certain only without those.
         unasked = sum(finding.verdict is Verdict.UNKNOWN for finding in found)

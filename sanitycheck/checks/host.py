@@ -43,7 +43,7 @@ def judge_capabilities(facts: CapabilitiesFacts, options: Options) -> tuple[Find
 def judge_boot(facts: BootFacts, options: Options) -> tuple[Finding, ...]:
     """Records the boot; a boot since the last look is worth a warning."""
     found = {"boot_id": facts.boot_id, "uptime_s": round(facts.uptime_s, 1)}
-    if options.last_boot_id is not None and options.last_boot_id != facts.boot_id:
+    if options.known.last_boot_id is not None and options.known.last_boot_id != facts.boot_id:
         return (Finding(verdict=Verdict.WARN, reason=Reason.REBOOTED, facts=found),)
     return (Finding(verdict=Verdict.PASS, reason=Reason.BOOT, facts=found),)
 

@@ -22,6 +22,8 @@ __all__ = ["CollectiveFacts", "collect"]
 
 RANKS = 2
 SIZES_BYTES = (64, 64 << 10, 1 << 20, 16 << 20)
+LARGE_BYTES = (64 << 20, 256 << 20)
+"""Only at the level *standard* and deeper: on two busy processors they take tens of seconds."""
 REPEATS = 2
 RESERVE_S = 4.0
 
@@ -31,6 +33,7 @@ class CollectiveFacts:
     """Outcome over all ranks and sizes.
 
     Attributes:
+        largest_bytes: The largest payload that was exchanged.
         wrong: ``operation at size: k of n values wrong on rank r``, one per wrong result.
         mb_s: Payload over time of the fastest repeat of the largest size, by operation, slowest rank.
         problem: The library's own error, when the group could not be used.
@@ -39,6 +42,7 @@ class CollectiveFacts:
     backend: str = "gloo"
     ranks: int = RANKS
     interface: str = "lo"
+    largest_bytes: int = SIZES_BYTES[-1]
     wrong: tuple[str, ...] = ()
     mb_s: Mapping[str, float] = field(default_factory=dict)
     problem: str = ""
@@ -67,7 +71,23 @@ def _all_gather(torch: Any, count: int, rank: int) -> tuple[float, int]:
     return took, sum(int((part != _expected(torch, count, r)).sum()) for r, part in enumerate(parts))
 
 
-def _rank(torch: Any, rank: int, folder: str, deadline_s: float) -> dict[str, Any]:
+def _all_to_all(torch: Any, count: int, rank: int) -> tuple[float, int]:
+    """Every rank gives each other one its share of the pattern."""
+    part = max(1, count // RANKS)
+    mine = _expected(torch, part * RANKS, rank)
+    got = torch.empty_like(mine)
+    begin = time.perf_counter()
+    torch.distributed.all_to_all_single(got, mine)
+    took = time.perf_counter() - begin
+    begin_of_mine = slice(rank * part, (rank + 1) * part)
+    want = torch.cat([_expected(torch, part * RANKS, r)[begin_of_mine] for r in range(RANKS)])
+    return took, int((got != want).sum())
+
+
+OPERATIONS = (("all_reduce", _all_reduce), ("all_gather", _all_gather), ("all_to_all", _all_to_all))
+
+
+def _rank(torch: Any, rank: int, folder: str, *, sizes: tuple[int, ...], deadline_s: float) -> dict[str, Any]:
     torch.set_num_threads(1)
     dist = torch.distributed
     wrong: list[str] = []
@@ -76,8 +96,8 @@ def _rank(torch: Any, rank: int, folder: str, deadline_s: float) -> dict[str, An
         store = dist.FileStore(os.path.join(folder, "store"), RANKS)
         timeout = timedelta(seconds=deadline_s)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timeout)
-        for size in SIZES_BYTES:
-            for name, operation in (("all_reduce", _all_reduce), ("all_gather", _all_gather)):
+        for size in sizes:
+            for name, operation in OPERATIONS:
                 count = size // 4
                 runs = [operation(torch, count, rank) for _ in range(REPEATS)]
                 bad = max(bad for _, bad in runs)
@@ -104,10 +124,13 @@ def collect(request: Request) -> CollectiveFacts:
     # Only this node is judged here, so name resolution of the host must not matter, unless the user chose.
     interface = os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     deadline_s = max(2.0, request.deadline_s - RESERVE_S)
+    sizes = SIZES_BYTES + (LARGE_BYTES if request.long else ())
     request.tell("exchanging values")
     with tempfile.TemporaryDirectory(prefix="sanitycheck-") as folder:
         answers = run_forked(
-            lambda rank: _rank(torch, rank, str(Path(folder)), deadline_s), count=RANKS, deadline_s=deadline_s
+            lambda rank: _rank(torch, rank, str(Path(folder)), sizes=sizes, deadline_s=deadline_s),
+            count=RANKS,
+            deadline_s=deadline_s,
         )
     problems = [str(answer["problem"]) for answer in answers if answer and "problem" in answer]
     lost = [f"rank {rank} gave no answer" for rank, answer in enumerate(answers) if answer is None]
@@ -119,6 +142,7 @@ def collect(request: Request) -> CollectiveFacts:
     speeds = [answer["mb_s"] for answer in good]
     return CollectiveFacts(
         interface=interface,
+        largest_bytes=sizes[-1],
         wrong=wrong,
         mb_s={name: min(speed[name] for speed in speeds) for name in speeds[0]} if speeds else {},
         problem="; ".join(problems + lost),

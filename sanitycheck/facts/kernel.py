@@ -13,7 +13,7 @@ from sanitycheck.errors import NotPermittedError, ToolMissingError
 from sanitycheck.facts.request import Request
 from sanitycheck.thresholds import KERNEL_WINDOW_S
 
-__all__ = ["KernelFacts", "KernelTrouble", "classify", "collect", "parse_kmsg", "summarise"]
+__all__ = ["KernelFacts", "KernelTrouble", "classify", "collect", "kernel_records", "parse_kmsg", "summarise"]
 
 KMSG = "/dev/kmsg"
 RECORD_BYTES_MAX = 8192
@@ -105,7 +105,13 @@ def summarise(records: Iterable[str], *, uptime_s: float, window_s: float = KERN
     return KernelFacts(troubles=tuple(found.values()), records=total, window_s=window_s)
 
 
-def _records() -> Iterable[str]:
+def kernel_records() -> Iterable[str]:
+    """The records of the kernel log as it stands, oldest first.
+
+    Raises:
+        NotPermittedError: This user may not read it.
+        ToolMissingError: There is none.
+    """
     try:
         fd = os.open(KMSG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError as error:
@@ -133,4 +139,4 @@ def _records() -> Iterable[str]:
 def collect(request: Request) -> KernelFacts:
     """Read the kernel log as it stands."""
     # The log's stamps do not count time asleep, so neither may the clock they are compared with.
-    return summarise(_records(), uptime_s=time.clock_gettime(time.CLOCK_MONOTONIC))
+    return summarise(kernel_records(), uptime_s=time.clock_gettime(time.CLOCK_MONOTONIC))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sanitycheck.options import Options
+from sanitycheck.result import Level
 
 __all__ = ["Request"]
 
@@ -20,7 +21,7 @@ class Request:
 
     Attributes:
         check: Id of the check.
-        thorough: False at the level *instant*: look, but measure nothing.
+        level: Level of the run, or of the check where that lies deeper.
         deadline_s: Time the probe has, counted from its start.
         options: The run's options.
         tell: Call with a short phrase before anything that may hang; a probe that is ended at its deadline
@@ -28,7 +29,17 @@ class Request:
     """
 
     check: str
-    thorough: bool = True
+    level: Level = Level.QUICK
     deadline_s: float = 30.0
     options: Options = field(default_factory=Options)
     tell: Callable[[str], None] = _nowhere
+
+    @property
+    def thorough(self) -> bool:
+        """False at the level *instant*: look, but measure nothing."""
+        return self.level is not Level.INSTANT
+
+    @property
+    def long(self) -> bool:
+        """Whether there is time for large sizes and long measurements."""
+        return self.level.includes(Level.STANDARD)

@@ -27,6 +27,8 @@ def human(name: str, value: Any) -> str:
         return _bytes(value)
     if name.endswith("_mb_s"):
         return f"{value:g} MB/s"
+    if name.endswith(("gb_s", "per_s")):
+        return f"{value:g}"
     if name.endswith("_s") and name != "unix_s":
         return _seconds(value)
     if name == "share":

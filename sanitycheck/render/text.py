@@ -9,7 +9,7 @@ from sanitycheck.result import Finding, Report, Result, Verdict
 __all__ = ["coverage_line", "render", "result_lines", "verdict_line"]
 
 _TROUBLE = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN)
-ID_WIDTH = 17
+ID_WIDTH = 20
 
 
 def coverage_line(report: Report) -> str:

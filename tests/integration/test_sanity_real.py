@@ -23,7 +23,7 @@ import pytest
 
 import sanitycheck
 from sanitycheck.facts.clock import NTP_UNIX_S
-from sanitycheck.options import Options
+from sanitycheck.options import Known, Options
 from sanitycheck.reasons import Reason
 from sanitycheck.result import Finding, Report, Result, Verdict
 
@@ -300,8 +300,8 @@ def test_an_offset_that_the_caller_measured_is_judged() -> None:
 
 def test_a_reboot_is_noticed() -> None:
     boot = checked("host.boot").findings[0].facts["boot_id"]
-    assert checked("host.boot", last_boot_id=boot).verdict is Verdict.PASS
-    assert checked("host.boot", last_boot_id="another").reason is Reason.REBOOTED
+    assert checked("host.boot", known=Known(last_boot_id=boot)).verdict is Verdict.PASS
+    assert checked("host.boot", known=Known(last_boot_id="another")).reason is Reason.REBOOTED
 
 
 def test_a_good_checkpoint_folder_is_left_as_it_was(tmp_path: Path) -> None:

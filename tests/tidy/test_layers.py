@@ -132,7 +132,10 @@ COMPUTES = {
     "sanitycheck.facts.gemm": ("torch", "numpy"),
     "sanitycheck.facts.bitwise": ("torch", "numpy"),
     "sanitycheck.facts.collective": ("torch",),
-    "sanitycheck.facts.gpu": ("torch",),
+    "sanitycheck.facts.cuda": ("torch",),
+    "sanitycheck.facts.links": ("torch",),
+    "sanitycheck.facts.membw": ("numpy",),
+    "sanitycheck.facts.training": ("torch",),
 }
 """Checks that compute, and so may use a framework in their own child process."""
 

@@ -21,6 +21,7 @@ from sanitycheck.facts.codec import decode, encode
 from sanitycheck.facts.proc import Mount, parse_cgroup, parse_key_values, parse_mountinfo
 from sanitycheck.facts.request import Request
 from sanitycheck.options import Options
+from sanitycheck.result import Level
 
 MOUNTINFO = r"""
 22 27 0:21 / /proc rw,relatime shared:13 - proc proc rw
@@ -311,14 +312,16 @@ def test_a_store_in_memory_is_used_like_any_other() -> None:
     import fsspec
 
     before = fsspec.filesystem("memory").find("/")  # one store for the whole process, other tests use it too
-    facts = store.collect(Request(check="x", thorough=False, options=Options(ckpt_path="memory://ckpt/run")))
+    facts = store.collect(
+        Request(check="x", level=Level.INSTANT, options=Options(ckpt_path="memory://ckpt/run"))
+    )
     assert (facts.problem, facts.left_behind, facts.local) == ("", "", False)
     assert fsspec.filesystem("memory").find("/") == before
 
 
 def test_the_checkpoint_folder_is_not_made(tmp_path: Path) -> None:
     facts = store.collect(
-        Request(check="x", thorough=False, options=Options(ckpt_path=str(tmp_path / "a" / "b")))
+        Request(check="x", level=Level.INSTANT, options=Options(ckpt_path=str(tmp_path / "a" / "b")))
     )
     assert (facts.problem, facts.tried_at) == ("", str(tmp_path))
     assert os.listdir(tmp_path) == []

@@ -1,26 +1,15 @@
-"""The words for every reason. Data: one entry per reason, in the order of the enum."""
+"""Words of the engine and of the checks of the node itself."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from sanitycheck.reasons import Reason
+from sanitycheck.render.texts.wording import Text
 
-__all__ = ["NOTHING", "TEXTS", "Text"]
+__all__ = ["NODE"]
 
-NOTHING = "nothing to do"
-
-
-class Text(NamedTuple):
-    """What was found and what to do next; names of facts in braces, filled in as ``sentences.human`` shows
-    them."""
-
-    found: str
-    next_step: str
-
-
-TEXTS: Mapping[Reason, Text] = {
+NODE: Mapping[Reason, Text] = {
     Reason.NOT_APPLICABLE: Text("does not apply here: {message}", "nothing to do"),
     Reason.NOT_IN_DRILL: Text("not part of the drill", "nothing to do"),
     Reason.TOOL_MISSING: Text(
@@ -259,7 +248,7 @@ TEXTS: Mapping[Reason, Text] = {
     Reason.FINGERPRINT_EQUAL: Text("{digest}, as expected", "nothing to do"),
     Reason.GEMM: Text("{gflops} GFLOP/s on {threads} threads ({library})", "nothing to do"),
     Reason.GEMM_SLOW: Text(
-        "{gflops} GFLOP/s, {share} of what this node once gave ({baseline_gflops})",
+        "{gflops} GFLOP/s, {share} of what this node once gave ({baseline})",
         "see what else runs here, clocks and temperature; then repeat",
     ),
     Reason.GEMM_WRONG: Text(
@@ -273,7 +262,8 @@ TEXTS: Mapping[Reason, Text] = {
         "do not train here; drain the node and test its processor and memory",
     ),
     Reason.COLLECTIVE: Text(
-        "values correct; all_reduce {all_reduce_mb_s}, all_gather {all_gather_mb_s} ({backend})",
+        "values correct up to {largest_bytes}; all_reduce {all_reduce_mb_s}, all_gather {all_gather_mb_s}, "
+        "all_to_all {all_to_all_mb_s} ({backend})",
         "nothing to do",
     ),
     Reason.COLLECTIVE_WRONG: Text(

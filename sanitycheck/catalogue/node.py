@@ -1,21 +1,19 @@
-"""All checks, in the order of the report. Adding one means one entry here, a ``collect`` and a ``judge``."""
+"""Checks of the machine itself, its software, its clock and its storage."""
 
 from __future__ import annotations
 
 from sanitycheck.check import Check, Lane
-from sanitycheck.checks import compute, gpu, host, net, software, store
-from sanitycheck.errors import UnknownCheckError, UsageError
-from sanitycheck.facts import bitwise, capabilities, clock, collective, disk, gemm, kernel, limits, mounts
-from sanitycheck.facts import gpu as gpu_facts
+from sanitycheck.checks import host, net, software, store
+from sanitycheck.facts import capabilities, clock, disk, kernel, limits, mounts
 from sanitycheck.facts import host as host_facts
 from sanitycheck.facts import software as software_facts
 from sanitycheck.facts import store as store_facts
 from sanitycheck.reasons import Reason
 from sanitycheck.result import Level, Verdict
 
-__all__ = ["CHECKS", "by_id", "choose"]
+__all__ = ["NODE_CHECKS"]
 
-CHECKS: tuple[Check, ...] = (
+NODE_CHECKS: tuple[Check, ...] = (
     Check(
         id="env.capabilities",
         level=Level.QUICK,
@@ -23,40 +21,12 @@ CHECKS: tuple[Check, ...] = (
         title="what can be seen from here",
         about="Which tools, devices and kernel interfaces this process can see, and in what container "
         "it runs. It judges nothing; it tells how much the other verdicts are worth.",
+        rule="Always passes.",
+        source="sanitycheck's own",
         collect=capabilities.collect,
         facts=capabilities.CapabilitiesFacts,
         judge=host.judge_capabilities,
         reasons=(Reason.CAPABILITIES,),
-    ),
-    Check(
-        id="gpu.inventory",
-        level=Level.INSTANT,
-        scope="node",
-        title="NVIDIA devices are there and answer",
-        about="Asks NVML for every device. Without --expect-gpus a machine that has none skips this; "
-        "with it, fewer devices than expected fail and block. A driver that names a hardware "
-        "error fails; a missing permission or an unknown error in a container does not say "
-        "anything about the hardware and is unknown.",
-        collect=gpu_facts.collect,
-        facts=gpu_facts.GpuFacts,
-        judge=gpu.judge_inventory,
-        reasons=(
-            Reason.GPU_INVENTORY,
-            Reason.GPU_NOT_EXPECTED,
-            Reason.GPU_NONE,
-            Reason.GPU_MISSING,
-            Reason.GPU_EXTRA,
-            Reason.GPU_HIDDEN,
-            Reason.GPU_MIXED,
-            Reason.GPU_HARDWARE,
-            Reason.GPU_NOT_PERMITTED,
-            Reason.DRIVER_MISMATCH,
-            Reason.NVML_UNKNOWN_ERROR,
-            Reason.NVML_ERROR,
-        ),
-        # Without persistence mode the driver loads first, seconds per device.
-        deadline_s=30.0,
-        if_hung=Verdict.FAIL,
     ),
     Check(
         id="host.cpu_mem",
@@ -65,6 +35,9 @@ CHECKS: tuple[Check, ...] = (
         title="processors, memory, memory errors, load",
         about="Processors and memory as kernel and control group grant them, load by others, and the "
         "kernel's count of memory errors (EDAC). An uncorrected error fails; the rest warns.",
+        rule="Fewer processors than workers, less than 1 GiB available, a load above 2 per "
+        "processor, more than 100 corrected memory errors warn; an uncorrected one fails.",
+        source="EDAC (kernel documentation, RAS); limits are the field's (NHC, gpud)",
         collect=host_facts.collect_cpu_mem,
         facts=host_facts.CpuMemFacts,
         judge=host.judge_cpu_mem,
@@ -85,6 +58,9 @@ CHECKS: tuple[Check, ...] = (
         about="The limits whose breach shows up hours later as a strange error: open files, locked "
         "memory (only with RDMA devices), the size of and the room in /dev/shm, processes and "
         "threads. A low one warns: a training that does not need it runs.",
+        rule="nofile below 1024, limited memlock with RDMA devices, /dev/shm missing, below 1 GiB "
+        "or with less than 64 MiB left, fewer than 64 tasks left per worker: each warns.",
+        source="NCCL and PyTorch documentation on shared memory; Docker's default of 64 MiB",
         collect=limits.collect,
         facts=limits.LimitsFacts,
         judge=host.judge_limits,
@@ -107,6 +83,11 @@ CHECKS: tuple[Check, ...] = (
         "checkpoint folder. A full one, and one that the kernel turned read-only after an error, "
         "fails; no folder for temporary files blocks, since no launcher starts without. A file "
         "system that does not answer fails too.",
+        rule="Below 10 % and 20 GiB free warns, below 100 MiB fails; below 1 % of the inodes "
+        "warns; turned read-only by the kernel fails; no folder for temporary files fails and"
+        " blocks.",
+        source="Field: 80-90 % used or 500 MB left (gcm, gpud); kernel documentation of ext4 for "
+        "emergency read-only",
         collect=disk.collect,
         facts=disk.DiskFacts,
         judge=host.judge_disk,
@@ -129,6 +110,8 @@ CHECKS: tuple[Check, ...] = (
         title="which boot this is",
         about="Records the boot id and the time since boot. Warns when the caller knows an earlier "
         "boot: somebody or something restarted the node.",
+        rule="Another boot than the recorded one warns.",
+        source="random(4), boot_id",
         collect=host_facts.collect_boot,
         facts=host_facts.BootFacts,
         judge=host.judge_boot,
@@ -143,6 +126,9 @@ CHECKS: tuple[Check, ...] = (
         "file system errors and hanging tasks of the last 24 hours. Unknown where it may not be "
         "read (most containers). It never blocks: the log may be about others on the same "
         "machine.",
+        rule="Hardware errors that were not corrected fail; the rest warns. Only messages of the "
+        "last 24 hours count.",
+        source="Kernel messages by our own patterns (mce, EDAC, ext4, XFS, NFS, hung task)",
         collect=kernel.collect,
         facts=kernel.KernelFacts,
         judge=host.judge_kernel,
@@ -164,6 +150,9 @@ CHECKS: tuple[Check, ...] = (
         title="the clock is right",
         about="What the kernel knows of its clock's synchronisation and, when a peer is named, the "
         "offset to it. 0.1 s warn, 1 s fails, less half of the round trip. It never blocks.",
+        rule="An offset to the peer above 0.1 s warns, above 1 s fails, each less half the round "
+        "trip; a clock before 2024 fails.",
+        source="RFC 5905 (SNTP); adjtimex(2)",
         collect=clock.collect,
         facts=clock.ClockFacts,
         judge=net.judge_clock,
@@ -186,6 +175,10 @@ CHECKS: tuple[Check, ...] = (
         "torch's CUDA and a version other than the job's warn or fail; an NCCL other than the "
         "job's on a node with a driver blocks, since NCCL does not talk to another version of "
         "itself.",
+        rule="A mixed installation, a driver older than torch's CUDA needs, torch older than 2.6 "
+        "warn; another version than the job's fails; another NCCL than the job's blocks on a "
+        "node with a driver.",
+        source="CUDA release notes, table of minor version compatibility; PyTorch package metadata",
         collect=software_facts.collect,
         facts=software_facts.SoftwareFacts,
         judge=software.judge_versions,
@@ -206,6 +199,8 @@ CHECKS: tuple[Check, ...] = (
         title="the software is the job's",
         about="All versions that change results, as one digest, and every difference to the expected "
         "set by name.",
+        rule="Every version that differs from the expected set fails, by name.",
+        source="Field: mixed drivers in one fleet are a common cause of hangs",
         collect=software_facts.collect,
         facts=software_facts.SoftwareFacts,
         judge=software.judge_fingerprint,
@@ -219,6 +214,8 @@ CHECKS: tuple[Check, ...] = (
         about="Asks every mount that another machine or process must answer for, each in a child of its "
         "own. One that does not answer fails when checkpoints or the working folder lie on it, "
         "else it warns.",
+        rule="No answer within 5 s fails where the run needs the mount, else warns.",
+        source="Field: a dead mount hangs every program that touches it (NHC)",
         collect=mounts.collect,
         facts=mounts.MountsFacts,
         judge=store.judge_mounts,
@@ -239,6 +236,9 @@ CHECKS: tuple[Check, ...] = (
         about="Writes a file where checkpoints go, syncs, renames, lists and reads it back past the "
         "page cache, and removes it; through fsspec, so that any URL works. At instant 256 KiB, "
         "from quick on 64 MiB with rates. What would fail the first save blocks.",
+        rule="Anything that would fail the first save blocks; below 30 MB/s warns; room for less "
+        "than one checkpoint fails, for less than two warns.",
+        source="sanitycheck's own; no other checker that we know of tries the checkpoint path",
         collect=store_facts.collect,
         facts=store_facts.StoreFacts,
         judge=store.judge_ckpt_path,
@@ -261,88 +261,4 @@ CHECKS: tuple[Check, ...] = (
         deadline_s=30.0,
         if_hung=Verdict.FAIL,
     ),
-    Check(
-        id="cpu.gemm",
-        level=Level.QUICK,
-        scope="node",
-        title="matrix product: right, and how fast",
-        about="Best of three passes of a float32 product on all processors, and its error against "
-        "double precision. The rate is compared with this node's own record only; without a "
-        "record that part is skipped. A wrong product blocks, a slow one does not.",
-        collect=gemm.collect,
-        facts=gemm.GemmFacts,
-        judge=compute.judge_gemm,
-        reasons=(Reason.GEMM, Reason.GEMM_SLOW, Reason.GEMM_WRONG, Reason.NO_BASELINE),
-        lane=Lane.CPU,
-        threads=0,
-        deadline_s=30.0,
-        if_crashed=Verdict.FAIL,
-    ),
-    Check(
-        id="num.bitwise",
-        level=Level.QUICK,
-        scope="node",
-        title="the same work gives the same bits",
-        about="Two children on two processors do the same seeded forward and backward passes, twice. "
-        "Any difference is a processor that computes wrongly without saying so, and blocks.",
-        collect=bitwise.collect,
-        facts=bitwise.BitwiseFacts,
-        judge=compute.judge_bitwise,
-        reasons=(Reason.BITS_EQUAL, Reason.BITS_DIFFER),
-        lane=Lane.CPU,
-        deadline_s=40.0,
-        if_crashed=Verdict.FAIL,
-    ),
-    Check(
-        id="coll.intra",
-        level=Level.QUICK,
-        scope="node",
-        title="collectives inside the node give the right values",
-        about="Two processes do all_reduce and all_gather over gloo in sizes from 64 B to 16 MiB; every "
-        "value is compared with what must come out. Wrong values block.",
-        collect=collective.collect,
-        facts=collective.CollectiveFacts,
-        judge=compute.judge_collective,
-        reasons=(Reason.COLLECTIVE, Reason.COLLECTIVE_WRONG, Reason.COLLECTIVE_BROKEN),
-        lane=Lane.CPU,
-        deadline_s=40.0,
-        if_crashed=Verdict.FAIL,
-    ),
 )
-
-_BY_ID = {check.id: check for check in CHECKS}
-
-
-def by_id(check: str) -> Check:
-    """The check of this id.
-
-    Raises:
-        UnknownCheckError: There is none.
-    """
-    if check not in _BY_ID:
-        raise UnknownCheckError(check, known=tuple(_BY_ID))
-    return _BY_ID[check]
-
-
-def choose(level: Level, *, only: tuple[str, ...] = (), skip: tuple[str, ...] = ()) -> tuple[Check, ...]:
-    """The checks of a run, in the order of the catalogue.
-
-    Args:
-        level: All of it and of the levels before it, unless ``only`` says which.
-        only: Ids, whatever their level.
-        skip: Ids to leave out.
-
-    Raises:
-        UnknownCheckError: An id that does not exist.
-        UsageError: Nothing is left to run.
-    """
-    wanted = {by_id(check).id for check in only}
-    unwanted = {by_id(check).id for check in skip}
-    chosen = tuple(
-        check
-        for check in CHECKS
-        if (check.id in wanted if wanted else level.includes(check.level)) and check.id not in unwanted
-    )
-    if not chosen:
-        raise UsageError("no check is left to run; see --only and --skip")
-    return chosen
