@@ -2,7 +2,7 @@
 
 ::
 
-    {"kind": "easyckpt.manifest", "schema": 1, "checksum": "<32 hex digits>", …fields of this kind… }
+    {"kind": "easyckpt.manifest", "schema": 2, "checksum": "<32 hex digits>", …fields of this kind… }
 
 The checksum is xxh3-128 of the file with the 32 digits replaced by zeros, so that a reader in any language
 can check it without knowing how we order or space JSON. A flipped bit in a number that would still be valid
@@ -26,8 +26,11 @@ from easyckpt.storage.base import Storage
 
 __all__ = ["SCHEMA", "decode", "encode", "read_index"]
 
-SCHEMA = 1
+SCHEMA = 2
 """Of all index files together. Raised when an older reader would misunderstand."""
+
+SCHEMAS_READ = (1, 2)
+"""What this version reads. 1: the digest of a piece is the hash of its whole body (`easyckpt.manifest`)."""
 
 _NO_CHECKSUM = "0" * 32
 _REPAIR_HINT = "`easyckpt why` shows which steps it concerns; older steps are not affected"
@@ -79,9 +82,9 @@ def decode(raw: bytes, kind: str, *, into: type[T], where: str) -> T:
         raise UnknownFormat(
             f"it is {head.kind[:60]!r} and has to be {kind!r}", where=where, hint=_REPAIR_HINT
         )
-    if head.schema != SCHEMA:
+    if head.schema not in SCHEMAS_READ:
         raise UnknownFormat(
-            f"it has schema {head.schema}, and this version reads {SCHEMA}",
+            f"it has schema {head.schema}, and this version reads up to {SCHEMA}",
             where=where,
             hint="use the version of easyckpt that wrote it, or a newer one",
         )

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
-from easyckpt.digest import HASH_NAME, bytes_digest, chunk_count
+from easyckpt.digest import HASH_NAME, BodyDigest, bytes_digest, chunk_count
 from easyckpt.envelope import SCHEMA, decode, encode
 from easyckpt.errors import CorruptCheckpoint
 from easyckpt.layout import HEADER_BYTES_MAX, Layout, layout_from_dict, layout_to_dict
@@ -97,7 +97,7 @@ class PieceRecord:
     file: str
     bytes: int
     digest: str
-    """xxh3-128 of the whole body: equal to the seal of the memory slot that it came from."""
+    """Of all chunk hashes: equal to the seal of the memory slot that the body came from."""
     hash_chunk_bytes: int
     chunk_hashes: tuple[str, ...]
     layout: str
@@ -116,18 +116,47 @@ class PieceRecord:
             raise ValueError(
                 f"rank {self.rank} has {len(self.chunk_hashes)} chunk hashes instead of {expected}"
             )
+        if BodyDigest.of(self.chunk_hashes).whole != self.digest:
+            raise ValueError(f"rank {self.rank} has a digest that is not that of its chunk hashes")
+
+    @property
+    def seal(self) -> BodyDigest:
+        """The digest with the hashes that it is made of."""
+        return BodyDigest(whole=self.digest, chunks=self.chunk_hashes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PieceFields:
+    """A piece as it stands in the file."""
+
+    rank: int
+    file: str
+    bytes: int
+    digest: str
+    hash_chunk_bytes: int
+    chunk_hashes: tuple[str, ...]
+    layout: str
+
+    def checked(self, schema: int) -> PieceRecord:
+        """The piece. In schema 1 the digest was the hash of the whole body; the chunk hashes say more."""
+        plain = asdict(self)
+        if schema == 1:
+            _check_hash(self.digest, "digest")
+            plain["digest"] = BodyDigest.of(self.chunk_hashes).whole
+        return PieceRecord(**plain)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FragmentFields:
     """A fragment as it stands in the file."""
 
+    schema: int
     run_id: str
     generation: int
     step: int
     node_rank: int
     world_size: int
-    pieces: tuple[PieceRecord, ...]
+    pieces: tuple[_PieceFields, ...]
     layouts: tuple[dict[str, Any], ...]
 
 
@@ -222,7 +251,7 @@ class Fragment:
                 step=fields.step,
                 node_rank=fields.node_rank,
                 world_size=fields.world_size,
-                pieces=fields.pieces,
+                pieces=tuple(piece.checked(fields.schema) for piece in fields.pieces),
                 layouts=layouts,
             )
         except ValueError as error:

@@ -10,19 +10,24 @@ from __future__ import annotations
 import json
 import logging
 import platform
+import threading
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from easyckpt.commit import commit_manifest, ensure_root, next_generation, read_fragment, record_generation
-from easyckpt.errors import EasyckptError, StaleGeneration
+from easyckpt.digest import BodyDigest, chunk_count, digest_body
+from easyckpt.errors import CorruptCheckpoint, EasyckptError, StaleGeneration
 from easyckpt.keep import KeepLatest
+from easyckpt.lanes import cores, run_lanes
 from easyckpt.layout import Layout, layout_from_dict
-from easyckpt.manifest import FragmentRef, Manifest
+from easyckpt.manifest import FragmentRef, Manifest, PieceRecord
 from easyckpt.records import GenerationRecord, RootRecord
 from easyckpt.retention import prune
 from easyckpt.saver.holdings import Piece
@@ -39,10 +44,24 @@ from easyckpt.storage import Storage, open_storage
 from easyckpt.survey import HiddenReason, Survey, survey
 from easyckpt.tiers import OnDisk
 
-__all__ = ["DiskView", "Life", "Vault", "decode_layout", "decode_ref", "encode_ref", "layout_header_bytes"]
+__all__ = [
+    "DiskView",
+    "Layouts",
+    "Life",
+    "Vault",
+    "decode_layout",
+    "decode_ref",
+    "encode_ref",
+    "layout_header_bytes",
+]
 
 DIGESTS_READ_MAX = 4
 """Newest steps whose fragments are read to compare them with memory."""
+
+LAYOUTS_KEPT = 64
+"""One per rank of a node in the worst case; ranks with equal layouts share one."""
+
+BODIES_AT_ONCE_MIN, BODIES_AT_ONCE_MAX = 2, 8
 
 LIFE_ATTEMPTS_MAX = 20
 """Other lives that may begin in the same moment."""
@@ -71,12 +90,57 @@ class Life:
     resumed_step: int | None
 
 
-class Vault:
-    """The storage of one run. Every method blocks; any thread may call."""
+class Layouts:
+    """Layouts that were read before: with many tensors, reading one takes longer than writing a step.
 
-    def __init__(self, root: str) -> None:
+    Any thread may call.
+    """
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, Layout] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, raw: bytes, body: memoryview) -> Layout:
+        """The layout of a body, with the header that stands in it.
+
+        Raises:
+            CorruptCheckpoint: they do not belong together.
+        """
+        with self._lock:
+            layout = self._known.get(raw)
+            if layout is None or bytes(body[: len(layout.header)]) != layout.header:
+                layout = decode_layout(raw, bytes(body[: layout_header_bytes(raw)]))
+            self._known[raw] = layout
+            self._known.move_to_end(raw)
+            while len(self._known) > LAYOUTS_KEPT:
+                self._known.popitem(last=False)
+        return layout
+
+
+def _seal_of(piece: Piece, body: memoryview) -> BodyDigest:
+    """What was sealed; of a piece that is known by its digest alone, proved anew."""
+    seal = BodyDigest(whole=piece.digest, chunks=piece.chunk_hashes)
+    if len(seal.chunks) != chunk_count(piece.body_bytes):
+        seal = digest_body(body)
+        if seal.whole != piece.digest:
+            raise CorruptCheckpoint(
+                f"the memory of rank {piece.rank} changed after step {piece.key.step} was sealed"
+            )
+    return seal
+
+
+class Vault:
+    """The storage of one run. Every method blocks; any thread may call.
+
+    Args:
+        root: the checkpoint folder.
+        layouts: kept from call to call by who persists often.
+    """
+
+    def __init__(self, root: str, *, layouts: Layouts | None = None) -> None:
         self.root = root
         self._storage: Storage = open_storage(root)
+        self._layouts = layouts if layouts is not None else Layouts()
 
     def look(self) -> DiskView:
         """What may be loaded.
@@ -164,20 +228,24 @@ class Vault:
             CorruptCheckpoint: a slot is not what was sealed.
             StorageError: the storage refuses.
         """
-        done = []
-        for piece in pieces:
+        done: dict[int, tuple[PieceMeta, PieceRecord]] = {}
+
+        def write(piece: Piece) -> None:
             with piece.body as body:
-                header = bytes(body[: layout_header_bytes(piece.layout)])
                 meta = PieceMeta(
                     generation=life.generation,
                     step=step,
                     node_rank=node_rank,
                     rank=piece.rank,
-                    layout=decode_layout(piece.layout, header),
-                    digest=piece.digest,
+                    layout=self._layouts.get(piece.layout, body),
+                    seal=_seal_of(piece, body),
                 )
-                done.append((meta, persist_piece(self._storage, body=body, piece=meta)))
-        fragment = make_fragment(done, run_id=life.run_id, world_size=pieces[0].world_size)
+                done[piece.rank] = (meta, persist_piece(self._storage, body=body, piece=meta))
+
+        # Bodies beside each other, so that the device has something to do while one of them begins or ends.
+        bodies = max(BODIES_AT_ONCE_MIN, min(BODIES_AT_ONCE_MAX, cores() // 4))
+        run_lanes([partial(write, piece) for piece in pieces], lanes=bodies)
+        fragment = make_fragment(done.values(), run_id=life.run_id, world_size=pieces[0].world_size)
         return write_fragment(self._storage, fragment)
 
     def commit(

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from easyckpt.digest import BodyDigest
 from easyckpt.errors import MemoryFull
 from easyckpt.saver.protocol import Held, Key
 from easyckpt.slots import HEADROOM_BYTES, Slot
@@ -49,9 +50,16 @@ class Piece:
     body_bytes: int
     state: PieceState = PieceState.COPYING
     digest: str = ""
+    chunk_hashes: tuple[str, ...] = ()
+    """What the digest is made of; known once it is sealed."""
     pins: int = 0
     dropped: bool = False
     """No longer held; its memory goes with the last pin."""
+
+    def seal(self, digest: BodyDigest) -> None:
+        """The bytes are complete, and this is what they are."""
+        self.digest, self.chunk_hashes = digest.whole, digest.chunks
+        self.state = PieceState.SEALED
 
     def pin(self) -> None:
         """Keep the bytes as they are."""

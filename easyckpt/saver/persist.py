@@ -1,7 +1,7 @@
 """From a sealed memory slot to bytes on storage: all that the saver process needs of the disk side.
 
-Every piece is hashed, compared with its seal, written durably; then the node's fragment is created. Both may
-be repeated after a crash: what is there and equal is left alone, and what is there and different is never
+Every piece is compared with its seal while it is written durably; then the node's fragment is created. Both
+may be repeated after a crash: what is there and equal is left alone, and what is there and different is never
 overwritten, because a manifest may already stand on it.
 
 Imports neither torch nor numpy: the saver process starts in milliseconds.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from easyckpt.commit import (
     CommitOutcome,
@@ -20,7 +21,7 @@ from easyckpt.commit import (
     next_generation,
     record_generation,
 )
-from easyckpt.digest import HASH_CHUNK_BYTES, digest_body
+from easyckpt.digest import HASH_CHUNK_BYTES, BodyDigest, bytes_digest
 from easyckpt.envelope import read_index
 from easyckpt.errors import CorruptCheckpoint, Misuse, StaleGeneration, StorageConflict
 from easyckpt.keep import KeepPolicy
@@ -29,7 +30,7 @@ from easyckpt.manifest import FRAGMENT_BYTES_MAX, Fragment, FragmentRef, LayoutR
 from easyckpt.paths import StepName, body_path, fragment_path
 from easyckpt.read import LoadedPiece, LocatedPiece, load_piece, locate_piece, read_body
 from easyckpt.retention import Removed, prune
-from easyckpt.storage.base import Storage
+from easyckpt.storage.base import Parts, Storage
 from easyckpt.survey import VisibleStep, visible_steps
 
 __all__ = [
@@ -66,8 +67,8 @@ class PieceMeta:
     rank: int
     layout: Layout
     """With its header."""
-    digest: str
-    """The seal: xxh3-128 of the whole body, hex. Empty if it was never taken."""
+    seal: BodyDigest
+    """What the body was when it was complete."""
 
     @property
     def name(self) -> StepName:
@@ -77,6 +78,9 @@ class PieceMeta:
 
 def persist_piece(storage: Storage, *, body: memoryview, piece: PieceMeta) -> PieceRecord:
     """Write one rank's body durably.
+
+    Every part is compared with the seal just before it is written, so that memory that changed after the seal
+    is never published.
 
     Args:
         storage: where to.
@@ -94,32 +98,37 @@ def persist_piece(storage: Storage, *, body: memoryview, piece: PieceMeta) -> Pi
     path = body_path(piece.name, node_rank=piece.node_rank, rank=piece.rank)
     view = body.cast("B") if body.nbytes else body
     _check_slot(view, piece, storage.where(path))
-    digests = digest_body(view, chunk_bytes=HASH_CHUNK_BYTES)
-    if piece.digest and digests.whole != piece.digest:
-        raise CorruptCheckpoint(
-            f"the memory of rank {piece.rank} changed after step {piece.step} was sealed",
-            where=storage.where(path),
-            hint="the step is given up; if it happens again, test this machine's memory",
-        )
     record = PieceRecord(
         rank=piece.rank,
         file=path,
         bytes=len(view),
-        digest=digests.whole,
+        digest=piece.seal.whole,
         hash_chunk_bytes=HASH_CHUNK_BYTES,
-        chunk_hashes=digests.chunks,
+        chunk_hashes=piece.seal.chunks,
         layout=piece.layout.digest,
     )
     if not _is_there(storage, piece, record):
-        storage.write_durable(path, view)
+        check = partial(_check_part, piece, storage.where(path))
+        storage.write_durable(path, view, parts=Parts(bytes=HASH_CHUNK_BYTES, check=check))
     return record
+
+
+def _check_part(piece: PieceMeta, where: str, begin: int, part: memoryview) -> None:
+    if bytes_digest(part) != piece.seal.chunks[begin // HASH_CHUNK_BYTES]:
+        raise CorruptCheckpoint(
+            f"the memory of rank {piece.rank} changed after step {piece.step} was sealed, "
+            f"in bytes {begin} to {begin + len(part)}",
+            where=where,
+            hint="the step is given up; if it happens again, test this machine's memory",
+        )
 
 
 def _check_slot(view: memoryview, piece: PieceMeta, where: str) -> None:
     layout = piece.layout
     if len(view) != layout.body_bytes:
         raise Misuse(f"a slot of {len(view)} bytes for a layout of {layout.body_bytes}", where=where)
-    if not layout.header or view[: len(layout.header)] != layout.header:
+    # Copied first: bytes compare at the speed of memory, views element by element.
+    if not layout.header or bytes(view[: len(layout.header)]) != layout.header:
         raise CorruptCheckpoint(
             f"the slot of rank {piece.rank} does not begin with the header of its layout", where=where
         )

@@ -12,8 +12,7 @@ import socket
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-import xxhash
-
+from easyckpt.digest import BodyDigest, bytes_digest, chunk_count, chunk_range
 from easyckpt.errors import (
     CorruptCheckpoint,
     EasyckptError,
@@ -24,12 +23,12 @@ from easyckpt.errors import (
 from easyckpt.saver.auth import prove_as_client
 from easyckpt.saver.channel import AsyncChannel
 from easyckpt.saver.frames import make_failure
-from easyckpt.saver.holdings import Holdings, Piece, PieceState, SlotsBusy
+from easyckpt.saver.holdings import Holdings, Piece, SlotsBusy
 from easyckpt.saver.peering import Piece as PieceFollows
 from easyckpt.saver.peering import Pull, Put, Send
 from easyckpt.saver.protocol import Done, Held, Key
 
-__all__ = ["Dialer", "accept_put", "hash_piece", "parse_address", "pull", "put", "serve_pull"]
+__all__ = ["Dialer", "accept_put", "digest_piece", "parse_address", "pull", "put", "serve_pull"]
 
 CONNECT_TIMEOUT_S = 10.0
 TRANSFER_FLOOR_BYTES_PER_S = 20 << 20
@@ -105,14 +104,16 @@ def _deadline_s(body_bytes: int) -> float:
     return TRANSFER_GRACE_S + body_bytes / TRANSFER_FLOOR_BYTES_PER_S
 
 
-async def hash_piece(piece: Piece, executor: Executor) -> str:
-    """xxh3-128 of a piece's bytes, in a thread."""
+async def digest_piece(piece: Piece, executor: Executor) -> BodyDigest:
+    """Hash a piece's bytes in the threads of the executor."""
+    loop = asyncio.get_running_loop()
     with piece.pinned() as body:
-        work = asyncio.get_running_loop().run_in_executor(executor, xxhash.xxh3_128_hexdigest, body)
+        ranges = [chunk_range(index, length=len(body)) for index in range(chunk_count(len(body)))]
+        work = [loop.run_in_executor(executor, bytes_digest, body[begin:end]) for begin, end in ranges]
         try:
-            return await asyncio.shield(work)
+            return BodyDigest.of(await asyncio.shield(asyncio.gather(*work)))
         except asyncio.CancelledError:
-            await asyncio.wait({work})  # the thread reads the slot until it is done
+            await asyncio.wait(work)  # threads read the slot until they are done
             raise
 
 
@@ -186,13 +187,12 @@ async def accept_put(
 async def _fill(channel: AsyncChannel, piece: Piece, digest: str, executor: Executor) -> None:
     with piece.pinned() as body:
         await channel.receive_into(body)
-    found = await hash_piece(piece, executor)
-    if found != digest:
+    found = await digest_piece(piece, executor)
+    if found.whole != digest:
         raise CorruptCheckpoint(
             f"rank {piece.rank} of step {piece.key.step} arrived with other bytes than were sent"
         )
-    piece.digest = digest
-    piece.state = PieceState.SEALED
+    piece.seal(found)
 
 
 async def pull(

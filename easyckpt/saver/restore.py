@@ -20,10 +20,10 @@ from easyckpt.layout import layout_to_dict
 from easyckpt.manifest import Manifest
 from easyckpt.saver.commits import Threads
 from easyckpt.saver.disk import Vault
-from easyckpt.saver.holdings import Holdings, Piece, PieceState, SlotsBusy
+from easyckpt.saver.holdings import Holdings, Piece, SlotsBusy
 from easyckpt.saver.peering import Prepare, Prepared, Pull, Source
 from easyckpt.saver.protocol import Begin, Held, Key
-from easyckpt.saver.replicate import Dialer, hash_piece, pull
+from easyckpt.saver.replicate import Dialer, digest_piece, pull
 from easyckpt.tiers import DISK, MEMORY
 
 __all__ = ["Restorer"]
@@ -95,7 +95,7 @@ class Restorer:
         piece = self._holdings.sealed(source.rank, key, source.digest)
         if piece is None:
             raise IncompleteCheckpoint("it is not in memory any more")
-        if await hash_piece(piece, self._threads.hashing) != piece.digest:
+        if (await digest_piece(piece, self._threads.hashing)).whole != piece.digest:
             self._holdings.drop(piece)
             raise CorruptCheckpoint(
                 "its bytes in memory changed after it was sealed", hint="test this machine's memory"
@@ -126,4 +126,4 @@ class Restorer:
         except BaseException:
             self._holdings.drop(piece)
             raise
-        piece.state = PieceState.SEALED
+        piece.seal(located.record.seal)

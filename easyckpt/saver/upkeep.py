@@ -15,11 +15,11 @@ from functools import partial
 from easyckpt.errors import EasyckptError, IncompleteCheckpoint
 from easyckpt.manifest import FragmentRef
 from easyckpt.saver.commits import Threads
-from easyckpt.saver.disk import Life, Vault, encode_ref
-from easyckpt.saver.holdings import Holdings, Piece, PieceState
+from easyckpt.saver.disk import Layouts, Life, Vault, encode_ref
+from easyckpt.saver.holdings import Holdings, Piece
 from easyckpt.saver.peering import Members, Persisted, PersistStep, Replicated, Sealed, StageFailed
 from easyckpt.saver.protocol import Begin, Key, Message
-from easyckpt.saver.replicate import Dialer, hash_piece, put
+from easyckpt.saver.replicate import Dialer, digest_piece, put
 
 __all__ = ["Upkeep"]
 
@@ -60,6 +60,7 @@ class Upkeep:
         self.protect: tuple[Key, ...] = ()
         """Steps that a peer must not overwrite."""
         self._ranks_by_node: tuple[tuple[int, ...], ...] = ()
+        self._layouts = Layouts()
 
     def know(self, members: Members) -> None:
         """Everyone is here."""
@@ -86,15 +87,14 @@ class Upkeep:
     async def seal(self, piece: Piece) -> None:
         """The rank's copy is complete: prove what it is, tell the lead, copy it to the peer."""
         try:
-            digest = await hash_piece(piece, self._threads.hashing)
+            digest = await digest_piece(piece, self._threads.hashing)
         except BaseException:
             self.failed(piece.rank, piece.key.step, "it could not be hashed; see the saver's log")
             raise
         if piece.dropped or self._holdings.find(piece.rank, piece.key) is not piece:
             return
-        piece.digest = digest
-        piece.state = PieceState.SEALED
-        self._send(Sealed(rank=piece.rank, step=piece.key.step, digest=digest))
+        piece.seal(digest)
+        self._send(Sealed(rank=piece.rank, step=piece.key.step, digest=digest.whole))
         await self.replicate(piece)
 
     async def replicate(self, piece: Piece) -> None:
@@ -150,7 +150,7 @@ class Upkeep:
             for piece in pieces:
                 pins.enter_context(piece.pinned())
             work = partial(
-                Vault(order.root).persist,
+                Vault(order.root, layouts=self._layouts).persist,
                 pieces,
                 life=Life(run_id=order.run_id, generation=order.life, resumed_step=None),
                 node_rank=self._begin.node_rank,

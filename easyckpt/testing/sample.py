@@ -126,7 +126,7 @@ class SampleRun:
                     node_rank=node_rank,
                     rank=rank,
                     layout=layout,
-                    digest=digest_body(memoryview(body)).whole,
+                    seal=digest_body(memoryview(body)),
                 )
                 bodies.append(body)
                 pieces.append((meta, persist_piece(self.storage, body=memoryview(body), piece=meta)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import math
 import re
@@ -18,12 +19,14 @@ from easyckpt.commit import commit_manifest
 from easyckpt.digest import bytes_digest, digest_body
 from easyckpt.layout import DTYPE_BYTES, ChunkKind, ChunkSpec, build_layout
 from easyckpt.paths import LATEST_PATH
+from easyckpt.read import load_piece
 from easyckpt.retention import KeepLatest, PruneOptions, prune_report
 from easyckpt.saver.persist import PieceMeta, make_fragment, persist_piece, write_fragment
 from easyckpt.storage import LocalStorage
 from easyckpt.survey import visible_steps
 from easyckpt.testing import SampleRun
 from easyckpt.testing.sample import sample_body
+from easyckpt.verify import verify_step
 
 DOCUMENT = Path(__file__).parents[2] / "docs/explain/checkpoint-format.md"
 LINES_MAX = 125
@@ -109,6 +112,31 @@ def test_it_agrees_on_which_steps_count(reader: Path, tmp_path: Path) -> None:
     agree(5)
 
 
+def test_a_folder_of_the_version_before_is_read_by_both(reader: Path, tmp_path: Path) -> None:
+    """Schema 1, as it stands in folders that are there: the digest of a piece was the hash of its body."""
+    storage = LocalStorage(tmp_path)
+    run = SampleRun(storage=storage, ranks_per_node=2)
+    run.begin(1)
+    (ref,) = run.persist(10)
+    fields = json.loads(storage.read(ref.file))
+    for piece in fields["pieces"]:
+        piece["digest"] = bytes_digest(run.bodies[10, 1][piece["rank"]])
+    raw = json.dumps(fields | {"schema": 1, "checksum": "0" * 32}).encode()
+    raw = raw.replace(b"0" * 32, bytes_digest(raw).encode(), 1)
+    storage.write_durable(ref.file, raw)
+    old = dataclasses.replace(ref, bytes=len(raw), hash=bytes_digest(raw))
+    assert commit_manifest(storage, run.manifest(10, [old])).is_visible
+    found = read(reader, str(tmp_path))
+    assert found["step"] == 10
+    assert set(found["states"]) == {"0", "1"}
+    (visible,) = visible_steps(storage)
+    assert verify_step(storage, visible.manifest).is_good
+    for rank in range(2):
+        into = bytearray(len(run.bodies[10, 1][rank]))
+        load_piece(storage, visible.manifest, rank=rank, into=memoryview(into))
+        assert into == run.bodies[10, 1][rank]
+
+
 @pytest.mark.parametrize("what", ["body", "fragment", "manifest"])
 def test_it_refuses_damage(reader: Path, tmp_path: Path, what: str) -> None:
     run = SampleRun(storage=LocalStorage(tmp_path))
@@ -171,7 +199,7 @@ def test_boxes_and_ranges_of_every_shape(
         body[layout.chunks[0].begin : layout.chunks[0].end] = cut_out(whole, shape, spec)
         meta = PieceMeta(
             generation=1, step=1, node_rank=0, rank=rank, layout=layout,
-            digest=digest_body(memoryview(body)).whole,
+            seal=digest_body(memoryview(body)),
         )  # fmt: skip
         pairs.append((meta, persist_piece(run.storage, body=memoryview(body), piece=meta)))
     fragment = make_fragment(pairs, run_id=run.run_id, world_size=2)

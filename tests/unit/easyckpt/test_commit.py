@@ -26,7 +26,7 @@ from easyckpt.manifest import Manifest
 from easyckpt.paths import LATEST_PATH, ROOT_PATH, StepName, generation_path, manifest_path
 from easyckpt.records import GenerationRecord, LatestHint, RootRecord, Tombstone
 from easyckpt.storage import MemoryStorage
-from easyckpt.storage.base import BytesSource
+from easyckpt.storage.base import BytesSource, Parts
 from easyckpt.survey import HiddenReason, Life, decide, fenced_by, survey, visible_steps
 from easyckpt.testing import SampleRun
 
@@ -73,10 +73,12 @@ def test_latest_is_a_hint_that_nobody_needs() -> None:
 
 def test_a_hint_that_cannot_be_written_costs_nothing() -> None:
     class NoHint(MemoryStorage):
-        def write_durable(self, path: str, data: BytesSource, *, if_absent: bool = False) -> None:
+        def write_durable(
+            self, path: str, data: BytesSource, *, if_absent: bool = False, parts: Parts | None = None
+        ) -> None:
             if path == LATEST_PATH:
                 raise StorageFull("no space", where=path)
-            super().write_durable(path, data, if_absent=if_absent)
+            super().write_durable(path, data, if_absent=if_absent, parts=parts)
 
     run = sample(storage=NoHint())
     run.begin(1)
@@ -159,10 +161,12 @@ def test_a_zombie_that_slips_through_the_check_is_still_not_seen() -> None:
     """The new life's record appears after the zombie looked, and before it wrote."""
 
     class Late(MemoryStorage):
-        def write_durable(self, path: str, data: BytesSource, *, if_absent: bool = False) -> None:
+        def write_durable(
+            self, path: str, data: BytesSource, *, if_absent: bool = False, parts: Parts | None = None
+        ) -> None:
             if path == manifest_path(StepName(step=40, generation=1)):
                 successor.begin(2, resumed_step=20)
-            super().write_durable(path, data, if_absent=if_absent)
+            super().write_durable(path, data, if_absent=if_absent, parts=parts)
 
     run = sample(storage=Late())
     successor = sample(storage=run.storage)

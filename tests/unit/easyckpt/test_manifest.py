@@ -79,7 +79,7 @@ RECORDS = (
 def test_round_trip(record: Any) -> None:
     raw = record.to_json()
     assert type(record).from_json(raw, where="x") == record
-    assert json.loads(raw)["schema"] == 1
+    assert json.loads(raw)["schema"] == 2
     assert type(record).from_json(raw, where="x").to_json() == raw
 
 
@@ -124,9 +124,9 @@ def resigned(record: Any, change: Callable[[dict[str, Any]], None]) -> bytes:
     schema = fields.pop("schema")
     del fields["checksum"]
     raw = encode(kind, fields)
-    if schema == 1:
+    if schema == 2:
         return raw
-    raw = raw.replace(b'"schema": 1', b'"schema": ' + str(schema).encode(), 1)
+    raw = raw.replace(b'"schema": 2', b'"schema": ' + str(schema).encode(), 1)
     checksum = json.loads(raw)["checksum"].encode()
     unsigned = raw.replace(checksum, b"0" * 32, 1)
     return raw.replace(checksum, bytes_digest(unsigned).encode(), 1)
@@ -218,8 +218,8 @@ def test_hostile_fragment(change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def test_a_newer_schema_says_so() -> None:
-    raw = resigned(make_manifest(), put("schema", value=2))
-    with pytest.raises(UnknownFormat, match="schema 2, and this version reads 1") as caught:
+    raw = resigned(make_manifest(), put("schema", value=3))
+    with pytest.raises(UnknownFormat, match="schema 3, and this version reads up to 2") as caught:
         Manifest.from_json(raw, where="x")
     assert "version" in caught.value.hint
 
@@ -305,7 +305,7 @@ def test_only_exact_names_count() -> None:
 def test_digests_of_chunks_and_of_the_whole() -> None:
     body = memoryview(bytes(range(256)) * 10_000)
     digest = digest_body(body, chunk_bytes=1_000_000)
-    assert digest.whole == bytes_digest(body)
+    assert digest.whole == bytes_digest(b"".join(bytes.fromhex(chunk) for chunk in digest.chunks))
     assert digest.chunks == tuple(
         bytes_digest(body[at : at + 1_000_000]) for at in range(0, 2_560_000, 1_000_000)
     )
@@ -381,3 +381,31 @@ def test_own_bodies_have_sound_headers() -> None:
     header = parse_header(bytes(body), body_bytes=len(body), where="x")
     assert header.data_begin == len(layout.header)
     assert {entry.key for entry in header.entries} >= {"model.weight", "model.bias", "__state__"}
+
+
+def schema_1(fragment: Fragment, bodies: dict[int, bytes]) -> bytes:
+    """The same fragment as the version before wrote it: the digest is the hash of the whole body."""
+    fields = json.loads(fragment.to_json())
+    for piece in fields["pieces"]:
+        piece["digest"] = bytes_digest(bodies[piece["rank"]])
+    raw = json.dumps(fields | {"schema": 1, "checksum": "0" * 32}).encode()
+    return raw.replace(b"0" * 32, bytes_digest(raw).encode(), 1)
+
+
+def test_a_fragment_of_schema_1_is_read() -> None:
+    """With the digest that the same bytes have now, so that memory and older storage can be compared."""
+    run = SampleRun(storage=MemoryStorage(), ranks_per_node=2)
+    run.begin(3)
+    (ref,) = run.persist(100)
+    new = Fragment.from_json(run.storage.read(ref.file), where="x")
+    bodies = {rank: bytes(body) for rank, body in enumerate(run.bodies[100, 3])}
+    assert Fragment.from_json(schema_1(new, bodies), where="x") == new
+    hostile = schema_1(new, bodies).replace(new.pieces[0].chunk_hashes[0].encode(), b"z" * 32)
+    with pytest.raises(CorruptCheckpoint):
+        Fragment.from_json(hostile, where="x")
+
+
+def test_a_digest_that_is_not_that_of_the_chunks_is_refused() -> None:
+    raw = resigned(make_fragment(), put("pieces", 0, "digest", value="0" * 32))
+    with pytest.raises(CorruptCheckpoint, match="not that of its chunk hashes"):
+        Fragment.from_json(raw, where="x")

@@ -67,7 +67,7 @@ def test_through_a_real_folder_with_large_bodies(tmp_path: Path) -> None:
 def meta_of(step: int, rank: int, body: bytearray, **changes: object) -> PieceMeta:
     fields = PieceMeta(
         generation=1, step=step, node_rank=0, rank=rank, layout=sample_layout(rank, 1),
-        digest=digest_body(memoryview(body)).whole,
+        seal=digest_body(memoryview(body)),
     )  # fmt: skip
     return dataclasses.replace(fields, **changes)  # type: ignore[arg-type]
 

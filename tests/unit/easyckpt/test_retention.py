@@ -9,7 +9,7 @@ from easyckpt.keep import KeepAll, KeepAny, KeepBest, KeepEvery, KeepLatest, Kee
 from easyckpt.manifest import Manifest
 from easyckpt.paths import StepName, manifest_path, tombstone_path
 from easyckpt.retention import PruneOptions, PruneReport, RemovedKind, prune, prune_report
-from easyckpt.storage import BytesSource, LocalStorage, MemoryStorage
+from easyckpt.storage import BytesSource, LocalStorage, MemoryStorage, Parts
 from easyckpt.survey import HiddenReason, survey, visible_steps
 from easyckpt.testing import SampleRun
 
@@ -177,8 +177,10 @@ def test_only_the_current_generation_removes(run: SampleRun) -> None:
 
 def test_a_life_that_is_replaced_in_the_middle_stops(clock: Clock) -> None:
     class Replaced(MemoryStorage):
-        def write_durable(self, path: str, data: BytesSource, *, if_absent: bool = False) -> None:
-            super().write_durable(path, data, if_absent=if_absent)
+        def write_durable(
+            self, path: str, data: BytesSource, *, if_absent: bool = False, parts: Parts | None = None
+        ) -> None:
+            super().write_durable(path, data, if_absent=if_absent, parts=parts)
             if path == tombstone_path(StepName(step=10, generation=1), by_generation=1):
                 SampleRun(storage=self, elements=64).begin(2, resumed_step=30)
 
