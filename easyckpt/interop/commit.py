@@ -18,6 +18,7 @@ import torch
 
 from easyckpt.adapters.base import TensorPart
 from easyckpt.commit import CommitResult, commit_manifest, ensure_root, next_generation, record_generation
+from easyckpt.digest import digest_body
 from easyckpt.errors import Misuse, SaveNotDone
 from easyckpt.interop.scratch import mapped
 from easyckpt.interop.statedict import ImportedPart
@@ -87,7 +88,14 @@ def commit_state(
     layout = fit_layout(captured, None)
     body = mapped(layout.body_bytes, _scratch_folder(storage))
     _fill(memoryview(body), layout, captured, on_bytes)
-    piece = PieceMeta(generation=generation, step=step, node_rank=0, rank=0, layout=layout, digest="")
+    piece = PieceMeta(
+        generation=generation,
+        step=step,
+        node_rank=0,
+        rank=0,
+        layout=layout,
+        seal=digest_body(memoryview(body)),
+    )
     result = _persist(storage, memoryview(body), piece, run_id=root.run_id, resumed_step=newest)
     if not result.is_visible:
         raise SaveNotDone(
