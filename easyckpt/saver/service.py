@@ -6,8 +6,8 @@ other savers.
 
 **Life.** While an owner (an agent) or a worker is connected, it stays. When the last one has gone it
 lingers, so that the next attempt on this node adopts what it holds; then it makes the newest step durable
-and ends. With no owner, it ends at once when every rank has closed its checkpointer. Its memory is
-anonymous: nothing is left.
+and ends. With no owner, it ends at once when every rank has closed its checkpointer, and gives back what it
+held in that moment. Its memory is anonymous: nothing is left.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import time
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from easyckpt.errors import Misuse, ProtocolError, SaverUnavailable, StaleGeneration
+from easyckpt.errors import Misuse, ProtocolError, StaleGeneration
 from easyckpt.saver.auth import SECRET_BYTES_MIN
 from easyckpt.saver.channel import AsyncChannel, peer_credentials
 from easyckpt.saver.commits import Threads
 from easyckpt.saver.holdings import Holdings
 from easyckpt.saver.lead import Lead
+from easyckpt.saver.listeners import hang_up_at_death, tcp_listener, unix_listener
 from easyckpt.saver.member import Member
 from easyckpt.saver.peers import serve_peer
 from easyckpt.saver.protocol import Begin, Status, Welcome
-from easyckpt.saver.replicate import Dialer, parse_address
+from easyckpt.saver.replicate import Dialer
 from easyckpt.saver.session import Session
 from easyckpt.saver.uplink import join_local, stay_linked
 from easyckpt.slots import HEADROOM_BYTES
@@ -173,6 +173,7 @@ class Saver:
                     where=self._config.socket_path,
                 )
             if message == member.begin:
+                self._ending.clear()
                 return
         if message.secret is not None:
             self._secret = message.secret
@@ -199,6 +200,7 @@ class Saver:
             join_local(self._lead, self._member)
         else:
             self._link = self.spawn(stay_linked(self._member, dialer), "the link to the lead")
+        self._ending.clear()
         self._begun.set()
         self._begun = asyncio.Event()
 
@@ -223,8 +225,11 @@ class Saver:
         self._closed_ranks.add(session.rank)
         member = self._member
         owned = any(other.hello.role == "owner" for other in self._sessions)
-        if member is not None and not owned and self._closed_ranks >= set(member.ranks):
-            self.shutdown(DRAIN_TIMEOUT_S)
+        if member is None or owned or not self._closed_ranks >= set(member.ranks):
+            return
+        if member.health.memory_step == member.health.durable_step:
+            self._holdings.close()  # a clean end gives the memory back at once; storage has it all
+        self.shutdown(DRAIN_TIMEOUT_S)
 
     def spawn(self, work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]:
         """Run a task whose failure is recorded, whatever it is."""
@@ -249,46 +254,13 @@ class Saver:
         Raises:
             SaverUnavailable: an address is taken or not ours.
         """
-        path = Path(self._config.socket_path)
-        unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            path.unlink(missing_ok=True)  # the caller holds the lock: nobody listens there
-            before = os.umask(0o177)
-            try:
-                unix.bind(str(path))
-            finally:
-                os.umask(before)
-            unix.listen(128)
-        except OSError as error:
-            unix.close()
-            raise SaverUnavailable(f"cannot listen: {error.strerror or error}", where=str(path)) from error
-        unix.setblocking(False)
+        unix = unix_listener(self._config.socket_path)
         self._listeners.append(unix)
         self.spawn(self._accept(unix, self._serve_unix), "the Unix socket")
         if self._config.listen:
-            self._listen_tcp()
-
-    def _listen_tcp(self) -> None:
-        host, port = parse_address(self._config.listen)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        server = socket.socket(family, socket.SOCK_STREAM)
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            server.bind((host, port))
-            server.listen(1024)
-        except OSError as error:
-            server.close()
-            raise SaverUnavailable(
-                f"cannot listen: {error.strerror or error}",
-                where=self._config.listen,
-                hint="port 0 takes a free one",
-            ) from error
-        server.setblocking(False)
-        self._listeners.append(server)
-        shown = self._config.advertise or host
-        shown = f"[{shown}]" if ":" in shown else shown
-        self.listen_address = f"{shown}:{server.getsockname()[1]}"
-        self.spawn(self._accept(server, self._serve_tcp), "the TCP socket")
+            server, self.listen_address = tcp_listener(self._config.listen, advertise=self._config.advertise)
+            self._listeners.append(server)
+            self.spawn(self._accept(server, self._serve_tcp), "the TCP socket")
 
     async def _accept(self, server: socket.socket, serve: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -314,7 +286,7 @@ class Saver:
             return
         session = Session(AsyncChannel(sock), self)
         self._sessions.add(session)
-        watch = self.spawn(_hang_up_at_death(pid, session.channel), "watching a client")
+        watch = self.spawn(hang_up_at_death(pid, session.channel), "watching a client")
         try:
             await session.run()
         finally:
@@ -325,15 +297,17 @@ class Saver:
         await serve_peer(sock, self, job_id=self._config.job_id, threads=self._threads)
 
     async def run(self) -> None:
-        """Serve until it is time to end, then drain and give everything back."""
+        """Serve until it is time to end, then drain and give everything back.
+
+        Who begins a generation while we drain is not turned away: then the end is off.
+        """
         try:
-            await self._wait_for_end()
-            member = self._member
-            if member is not None:
-                drained = await member.drain(self._drain_timeout_s)
-                _LOG.info("drained: memory %s, durable %s", drained.memory_step, drained.durable_step)
-            if self._lead is not None:
-                await self._lead.finish()
+            while True:
+                await self._wait_for_end()
+                self._ending.set()
+                await self._drain()
+                if self._ending.is_set():
+                    return
         finally:
             self._end_generation("the saver ends")
             for server in self._listeners:
@@ -348,6 +322,14 @@ class Saver:
             with contextlib.suppress(OSError):
                 os.unlink(self._config.socket_path)
 
+    async def _drain(self) -> None:
+        member, lead = self._member, self._lead
+        if member is not None:
+            drained = await member.drain(self._drain_timeout_s)
+            _LOG.info("drained: memory %s, durable %s", drained.memory_step, drained.durable_step)
+        if lead is not None and lead is self._lead:
+            await lead.finish()
+
     async def _wait_for_end(self) -> None:
         alone_since = time.monotonic()
         while not self._ending.is_set():
@@ -358,25 +340,6 @@ class Saver:
                 return
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), min(0.25, self._config.linger_s))
-
-
-async def _hang_up_at_death(pid: int, channel: AsyncChannel) -> None:
-    """Close a client's connection when its process ends, even if a child has inherited the socket."""
-    if not hasattr(os, "pidfd_open"):
-        return
-    try:
-        fd = os.pidfd_open(pid)
-    except OSError:
-        return
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    loop.add_reader(fd, ended.set)
-    try:
-        await ended.wait()
-        channel.hang_up()
-    finally:
-        loop.remove_reader(fd)
-        os.close(fd)
 
 
 def _check_place(message: Begin) -> None:

@@ -22,10 +22,11 @@ FAILURES = 3
 
 
 async def keep_killing(master: MasterProcess, rng: random.Random, *, over: asyncio.Event) -> int:
-    """Kill it at moments drawn by chance and start it again, until the job is over."""
+    """Kill it at moments drawn by chance and start it again, until the job is over. The first comes early."""
     kills = 0
     while not over.is_set():
-        await asyncio.sleep(rng.expovariate(1 / 0.4))  # the moment is the point: nothing is waited for
+        longest = 30.0 if kills else 0.4
+        await asyncio.sleep(min(rng.expovariate(1 / 0.4), longest))  # the moment is the point
         assert master.process is not None
         if over.is_set() or master.process.returncode == 0:
             break

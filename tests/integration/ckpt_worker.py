@@ -1,8 +1,8 @@
 """A rank that trains, saves every step and can be killed anywhere. Started by tests, never imported by them.
 
 ``python ckpt_worker.py ROOT STEPS LOG [KEY=VALUE …]``: appends one line of JSON to LOG for its load and for
-each step. ``kill=N`` sends itself SIGKILL in the middle of the copy of step N; ``store=1`` makes rank 0 the
-host of the job's TCPStore, as a launcher would.
+each step. ``kill=N`` sends itself SIGKILL in the middle of the copy of step N; ``again=N`` opens, loads and
+closes N times more at the end; ``store=1`` makes rank 0 the host of the job's TCPStore, as a launcher would.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ def main() -> None:
     if options.get("close", "1") == "1":
         checkpointer.close()
         say(event="closed")
+    for _ in range(int(options.get("again", "0"))):
+        with easyckpt.Checkpointer(root) as checkpointer:
+            say(event="again", step=checkpointer.load(state), tier=checkpointer.restored_from)
     if store is not None:
         time.sleep(0.5)  # the other ranks may still be asking it
 
