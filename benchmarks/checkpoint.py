@@ -2,10 +2,11 @@
 
     python benchmarks/checkpoint.py --gigabytes 1 --rounds 3 --json checkpoint.json
 
-Every tool gets its own `torchrun` with the same training (`ckpt_rank.py`); the tools take turns, round by
-round, so that a slow minute of the machine hurts all. What counts are the ratios: against the asynchronous DCP of
-the same run, and against what the machine can do at all, measured in the same run. A tool whose package is missing
-is named and left out; one that fails or hangs is shown as that.
+Every tool gets its own `torchrun` with the same training (`ckpt_rank.py`); the tools take turns,
+round by round, so that a slow minute of the machine hurts all. What counts are the ratios: against
+the asynchronous DCP of the same run, and against what the machine can do at all, measured in the
+same run. A tool whose package is missing is named and left out; one that fails or hangs is shown as
+that.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One rank of the checkpoint benchmark: trains, saves with one tool, loads, and measures.
 
-Started by `checkpoint.py`. A step computes, has one collective, and updates every byte of the state, as
-training does. *Lost* is what a save costs training: the time of the call, and how much longer the steps took until
-the save was durable, against steps before and after. Ranks stay together: as long as one of them waits for its
-save, all go on making steps.
+Started by `checkpoint.py`. A step computes, has one collective, and updates every byte of the
+state, as training does. *Lost* is what a save costs training: the time of the call, and how much
+longer the steps took until the save was durable, against steps before and after. Ranks stay
+together: as long as one of them waits for its save, all go on making steps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BLOCK_BYTES = 8 << 20
 
 
 class Training:
-    """A model whose state takes ``gigabytes``, a third weights, two thirds moments; another one on each rank."""
+    """A model whose state takes ``gigabytes``: weights and two moments; another one on each rank."""
 
     def __init__(self, *, rank: int, gigabytes: float, tensors: int) -> None:
         self.rank = rank
