@@ -294,6 +294,30 @@ class DetectorConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HangLimits:
+    """When workers that make no step are said to hang; see `aimaster.core.hang`."""
+
+    enabled: bool = True
+    floor_s: float = 3.0
+    """For what cannot end by itself, at least."""
+    busy_s: float = 60.0
+    """For a rank that looks at work while the others wait, at least."""
+    start_s: float = 1800.0
+    """For the same before the first step, and while saving or loading."""
+    exit_s: float = 600.0
+    """For ranks that do nothing after others have finished."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.floor_s <= self.busy_s <= self.start_s:
+            raise ValueError(
+                "need 0 < --hang-timeout <= --hang-busy-timeout <= --hang-start-timeout, got "
+                f"{self.floor_s:g}, {self.busy_s:g}, {self.start_s:g} s"
+            )
+        if self.exit_s <= 0:
+            raise ValueError(f"--hang-exit-timeout must be above 0, got {self.exit_s:g}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """Everything `aimaster run` was asked to do."""
 
@@ -306,6 +330,7 @@ class RunConfig:
     paths: PathsConfig = field(default_factory=PathsConfig)
     check: CheckConfig = field(default_factory=CheckConfig)
     detector: DetectorConfig = field(default_factory=DetectorConfig)
+    hangs: HangLimits = field(default_factory=HangLimits)
     warm: bool = True
     """Whether workers are forked from a process that has torch imported already."""
     notices: tuple[str, ...] = ()

@@ -15,7 +15,7 @@ from aimaster.agent.ports import HeldPort
 from aimaster.agent.reports import StopOutcome, WorkerExit
 from aimaster.agent.spoken import say
 from aimaster.agent.workers import Workers
-from aimaster.core.commands import Command, EndNode, Prepare, StartWorkers
+from aimaster.core.commands import Command, EndNode, Prepare, Reason, StartWorkers
 from aimaster.core.events import (
     AgentPhase,
     NodeEvent,
@@ -29,6 +29,9 @@ from aimaster.ids import NO_GENERATION, Generation
 from aimaster.integrations.easyckpt import NodeSaver
 from aimaster.rpc.limits import clip
 from aimaster.rpc.messages import Identity
+
+HUNG_GRACE_S = 3.0
+"""From SIGTERM to SIGKILL for workers that hang: what has not answered for so long seldom will."""
 
 
 class Duties:
@@ -88,9 +91,10 @@ class Duties:
             else:
                 return order
 
-    async def stop_workers(self) -> StopOutcome:
+    async def stop_workers(self, grace_s_max: float | None = None) -> StopOutcome:
         """Stop whatever runs and prove it gone."""
-        outcome = await self._workers.stop(self._stop_grace_s)
+        grace_s = self._stop_grace_s
+        outcome = await self._workers.stop(grace_s if grace_s_max is None else min(grace_s, grace_s_max))
         self.running = None
         return outcome
 
@@ -119,7 +123,8 @@ class Duties:
 
     async def _prepare(self, order: Prepare) -> None:
         if self.phase is not AgentPhase.PREPARED or self.generation != order.generation:
-            outcome = await self.stop_workers()
+            hung = order.reason is Reason.WORKERS_HUNG
+            outcome = await self.stop_workers(HUNG_GRACE_S if hung else None)
             self.phase = AgentPhase.IDLE
             if not outcome.gone:
                 self._fail(order.generation, "cannot be killed: " + "; ".join(outcome.unkillable))

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from aimaster.agent.spoken import say
 from aimaster.clock import Clock
-from aimaster.config import DetectorConfig, RendezvousConfig
+from aimaster.config import DetectorConfig, HangLimits, RendezvousConfig
 from aimaster.errors import MasterLost, OwnBug, PortInUse, SetupError
 from aimaster.ids import JobId, NodeId
 from aimaster.rpc.waiting import within
@@ -50,6 +50,7 @@ class MasterPlan:
     secret_file: Path | None
     rendezvous: RendezvousConfig
     detector: DetectorConfig
+    hangs: HangLimits
 
 
 class MasterHost:
@@ -207,6 +208,7 @@ class MasterHost:
         argv += ["--orphan-timeout", f"{plan.detector.orphan_timeout_s:g}"]
         argv += ["--last-call", f"{plan.rendezvous.last_call_s:g}"]
         argv += ["--join-timeout", f"{plan.rendezvous.join_timeout_s:g}"]
+        argv += _hang_words(plan.hangs)
         if plan.rendezvous.standalone:
             argv += ["--replacement-timeout", "0"]  # nobody else can come
         if self._revived:
@@ -219,6 +221,12 @@ class MasterHost:
             # A journal whose job is over is then served to its end: agents may wait to hear that it is.
             argv.append("--revive")
         return argv
+
+
+def _hang_words(hangs: HangLimits) -> list[str]:
+    words = ["--hang-timeout", f"{hangs.floor_s:g}", "--hang-busy-timeout", f"{hangs.busy_s:g}"]
+    words += ["--hang-start-timeout", f"{hangs.start_s:g}", "--hang-exit-timeout", f"{hangs.exit_s:g}"]
+    return words if hangs.enabled else [*words, "--no-hang-detection"]
 
 
 async def _read_line(fd: int) -> bytes:

@@ -87,6 +87,7 @@ class Meeting:
             secret_file=ground.secret_file,
             rendezvous=config.rendezvous,
             detector=config.detector,
+            hangs=config.hangs,
         )
         self._host = MasterHost(plan, clock=self._clock, own=self._own, on_lost=self._on_lost)
         return await self._host.start()

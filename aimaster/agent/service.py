@@ -28,8 +28,10 @@ from aimaster.agent.reaper import Reaper
 from aimaster.agent.rundir import imports_cache
 from aimaster.agent.signals import meaning, watch_signals
 from aimaster.agent.spoken import say
+from aimaster.agent.spy import Spy
 from aimaster.agent.standing import Standing
 from aimaster.agent.sweep import sweep_command
+from aimaster.agent.witness import ObservedClock, Witness
 from aimaster.agent.workers import Workers
 from aimaster.clock import SystemClock
 from aimaster.config import CommandOn, ProgramKind, RunConfig
@@ -116,12 +118,18 @@ class Agent:
             saver=self._saver,
             report=self._report,
         )
+        self._witness = Witness(
+            self._workers.ranks,
+            spy=Spy(own=self._reaper.own, disown=self._reaper.disown),
+            clock=ObservedClock(),
+        )
         self._standing = Standing(
             config,
             ground,
             duties=self._duties,
             workers=self._workers,
             saver=self._saver,
+            witness=self._witness,
             master_pid=lambda: self._meeting.master_pid,
         )
         self._endpoint: Endpoint | None = None
@@ -161,6 +169,7 @@ class Agent:
             asyncio.create_task(self._until_lost(link, self._linking), name="watch-link"),
             asyncio.create_task(self._duties.run(), name="duties"),
             asyncio.create_task(self._lookout.run(), name="lookout"),
+            asyncio.create_task(self._witness.run(), name="witness"),
             asyncio.create_task(self._keep_house(), name="housekeeping"),
             asyncio.ensure_future(self._meeting.lost),
             self._stopping(),

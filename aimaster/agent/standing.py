@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 
 from aimaster.agent.duties import Duties
 from aimaster.agent.ground import Ground
 from aimaster.agent.rundir import PROCESSES_FILE
+from aimaster.agent.witness import Witness
 from aimaster.agent.workers import Workers
 from aimaster.config import CommandOn, RunConfig
+from aimaster.ids import NO_GENERATION
 from aimaster.integrations.easyckpt import NodeSaver
 from aimaster.rpc.limits import NOTE_CHARS_MAX, clip
 from aimaster.rpc.messages import Heartbeat, Hello, ProcessInfo, Role
@@ -32,6 +35,7 @@ class Standing:
         duties: Duties,
         workers: Workers,
         saver: NodeSaver,
+        witness: Witness,
         master_pid: Callable[[], int | None],
     ) -> None:
         self._config = config
@@ -39,6 +43,7 @@ class Standing:
         self._duties = duties
         self._workers = workers
         self._saver = saver
+        self._witness = witness
         self._master_pid = master_pid
         self._written: tuple[ProcessInfo, ...] | None = None
 
@@ -62,11 +67,20 @@ class Standing:
 
     def heartbeat(self) -> Heartbeat:
         """What is said once per interval."""
+        running = self._duties.running
+        generation = running.generation if running is not None else NO_GENERATION
+        sights, stacks = self._witness.sights()
+        progress = tuple(replace(one, sight=sights.get(one.local_rank)) for one in self._workers.progress())
         return Heartbeat(
             phase=self._duties.phase,
-            progress=self._workers.progress(),
+            progress=progress,
             processes=self.processes(),
             notes=self.notes(),
+            stacks=stacks,
+            generation=generation,
+            clock_s=self._witness.clock.now_s,
+            world_size=self._workers.told_world_size(),
+            base_step=self._saver.step_of(generation, 0) or 0,
         )
 
     def processes(self) -> tuple[ProcessInfo, ...]:

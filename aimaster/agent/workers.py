@@ -24,6 +24,7 @@ from pathlib import Path
 from aimaster.agent import assignment as words
 from aimaster.agent import failure, proc
 from aimaster.agent.assignment import Assignment, NodeIdentity
+from aimaster.agent.ranks import RankState, ToldWorld, of_command, progress_of
 from aimaster.agent.reaper import OWNER_VARIABLE, Reaper
 from aimaster.agent.reports import LAST_LINES_CHARS_MAX, StopOutcome, WorkerExit
 from aimaster.agent.spawn import spawn
@@ -32,7 +33,7 @@ from aimaster.agent.warm import ForkOrder, Unfit
 from aimaster.agent.warmth import Folders, Warmth
 from aimaster.config import ProgramConfig, ProgramKind, Std, StdioConfig
 from aimaster.errors import SetupError
-from aimaster.rpc.messages import ProcessInfo, RankProgress, Role, WorkerPhase
+from aimaster.rpc.messages import ProcessInfo, RankProgress, Role
 from aimaster.worker.progress import ProgressPage, Record, start_time
 
 KILL_S_MAX = 15.0
@@ -101,6 +102,7 @@ class Workers:
         self._workers: list[_Worker] = []
         self._assignment: Assignment | None = None
         self._page: ProgressPage | None = None
+        self._world = ToldWorld()
         self._stopping = False
         self._changing = asyncio.Lock()
         self._how = ""
@@ -133,19 +135,32 @@ class Workers:
         pid = self._warmth.pid
         return (*([ProcessInfo(role=Role.TEMPLATE, pid=pid)] if pid else []), *found)
 
-    def progress(self) -> tuple[RankProgress, ...]:
-        """How far each rank is, for the heartbeat; of a command those ranks whose processes were seen."""
+    def ranks(self) -> tuple[RankState, ...]:
+        """What is known of each rank; of a command those ranks whose processes were seen."""
         if self._page is None:
             return ()
         if self._command:
-            ranks = [(index, None) for index in range(self._page.records)]
-            records = [(index, rank, self._page.read(index)) for index, rank in ranks]
-            return tuple(_progress(index, rank, record, 0.0) for index, rank, record in records if record)
+            return of_command([self._page.read(index) for index in range(self._page.records)])
         now = time.monotonic()
         return tuple(
-            _progress(worker.local_rank, worker.rank, self._record(worker), now - worker.started)
+            RankState(
+                local_rank=worker.local_rank,
+                rank=worker.rank,
+                pid=worker.pid,
+                ended=worker.exit is not None,
+                age_s=max(0.0, now - worker.started),
+                record=self._record(worker),
+            )
             for worker in self._workers
         )
+
+    def told_world_size(self) -> int:
+        """The world size that another launcher told its ranks; 0 where the agent told them."""
+        return self._world.told(self.ranks()) if self._command else 0
+
+    def progress(self) -> tuple[RankProgress, ...]:
+        """How far each rank is, for the heartbeat."""
+        return tuple(progress_of(state) for state in self.ranks())
 
     def last_lines(self, local_rank: int) -> str:
         """Last lines that a worker has written, error output first."""
@@ -199,6 +214,9 @@ class Workers:
                 self._signal(worker.pid, worker.pid_start, signal.SIGTERM)
                 # A stopped process takes a signal only when it goes on.
                 self._signal(worker.pid, worker.pid_start, signal.SIGCONT)
+            for entry in self._reaper.leftovers() if live else ():
+                if entry.state == "T":  # what another launcher started: it hears of the end from that one
+                    self._signal(entry.pid, entry.start, signal.SIGCONT)
             if live:
                 waits = [asyncio.ensure_future(worker.ended.wait()) for worker in live]
                 _, pending = await asyncio.wait(waits, timeout=grace_s)
@@ -370,23 +388,3 @@ def _failure(io: RankIO, code: int) -> failure.Failure:
 def _last_lines(io: RankIO) -> str:
     text = io.text(Std.ERR).strip("\n") or io.text(Std.OUT).strip("\n")
     return text[-LAST_LINES_CHARS_MAX:]
-
-
-def _progress(local_rank: int, rank: int | None, record: Record | None, age_s: float) -> RankProgress:
-    if record is None:
-        return RankProgress(
-            local_rank=local_rank,
-            rank=rank,
-            phase=WorkerPhase.STARTING,
-            steps=0,
-            saved_step=None,
-            age_s=max(0.0, age_s),
-        )
-    return RankProgress(
-        local_rank=local_rank,
-        rank=record.rank if rank is None else rank,
-        phase=WorkerPhase[record.phase.name],
-        steps=record.steps,
-        saved_step=record.saved_step,
-        age_s=max(0.0, (time.monotonic_ns() - record.beat_ns) / 1e9),
-    )

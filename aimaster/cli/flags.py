@@ -87,6 +87,31 @@ OWN_FLAGS: tuple[Flag, ...] = (
         names=("--orphan-timeout",), env=("AIMASTER_ORPHAN_TIMEOUT",), kind=Kind.FLOAT, default=300.0,
         metavar="S", group=_CHECK, help="how long workers are kept after the master was lost",
     ),
+    Flag(
+        names=("--no-hang-detection",), env=("AIMASTER_NO_HANG_DETECTION",), kind=Kind.SWITCH, default=False,
+        group=_CHECK, help="leave workers alone that make no step any more",
+    ),
+    Flag(
+        names=("--hang-timeout",), env=("AIMASTER_HANG_TIMEOUT",), kind=Kind.FLOAT, default=3.0, metavar="S",
+        group=_CHECK,
+        help="no step for so long, and at least 10 of the slowest lately, where waiting cannot end: "
+        "a stopped rank, ranks that wait for each other",
+    ),
+    Flag(
+        names=("--hang-busy-timeout",), env=("AIMASTER_HANG_BUSY_TIMEOUT",), kind=Kind.FLOAT, default=60.0,
+        metavar="S", group=_CHECK,
+        help="the same where one rank looks at work; at least 20 of the slowest steps lately and 3 of the "
+        "longest such gap that the job came back from",
+    ),
+    Flag(
+        names=("--hang-start-timeout",), env=("AIMASTER_HANG_START_TIMEOUT",), kind=Kind.FLOAT,
+        default=1800.0, metavar="S", group=_CHECK,
+        help="the same before the first step of an attempt, and while saving, loading or moving bytes",
+    ),
+    Flag(
+        names=("--hang-exit-timeout",), env=("AIMASTER_HANG_EXIT_TIMEOUT",), kind=Kind.FLOAT, default=600.0,
+        metavar="S", group=_CHECK, help="ranks that do nothing for so long after others have finished",
+    ),
 )  # fmt: skip
 
 _USAGE = """\

@@ -20,6 +20,7 @@ from aimaster.config import (
     CheckpointConfig,
     CommandOn,
     DetectorConfig,
+    HangLimits,
     NodesConfig,
     PathsConfig,
     ProgramConfig,
@@ -59,6 +60,7 @@ def resolve(parsed: Parsed, env: Mapping[str, str]) -> RunConfig:
             paths=_paths(values),
             check=_check(values),
             detector=_detector(values),
+            hangs=_hangs(values),
             warm=not values.switch("no_warm") and program.kind not in _NEVER_WARM and not program.python,
             notices=(*values.notices, *_notes(values)),
         )
@@ -219,6 +221,16 @@ def _detector(values: Values) -> DetectorConfig:
         suspect_after_s=values.number("suspect_after"),
         dead_after_s=values.number("dead_after"),
         orphan_timeout_s=values.number("orphan_timeout"),
+    )
+
+
+def _hangs(values: Values) -> HangLimits:
+    return HangLimits(
+        enabled=not values.switch("no_hang_detection"),
+        floor_s=values.number("hang_timeout"),
+        busy_s=values.number("hang_busy_timeout"),
+        start_s=values.number("hang_start_timeout"),
+        exit_s=values.number("hang_exit_timeout"),
     )
 
 

@@ -15,11 +15,12 @@ from pathlib import Path
 from aimaster.agent.rundir import default_base
 from aimaster.cli.finding import Place, choose_job, find_places, read_processes
 from aimaster.cli.status_text import render
+from aimaster.core.sights import Sight
 from aimaster.errors import AimasterError, CredentialsMissing, MasterUnreachable, SecretDiffers, UsageError
 from aimaster.ids import JobId, is_valid_id
 from aimaster.rpc.messages import ProcessInfo, Role
 from aimaster.rpc.security import Credentials, load_secret
-from aimaster.rpc.status import IncidentStatus, JobStatus, NodeStatus, fetch_status
+from aimaster.rpc.status import HangStatus, IncidentStatus, JobStatus, NodeStatus, fetch_status
 from aimaster.rpc.transport import Endpoint
 
 __all__ = ["Wanted", "show"]
@@ -105,6 +106,7 @@ def from_master(status: JobStatus) -> Plain:
         "steps": {"memory": status.memory_step, "durable": status.durable_step},
         "master": {"pid": status.master.pid, "node": status.master_node, "epoch": status.epoch},
         "software": status.software,
+        "hang": _hang(status.hang),
         "processes": _processes(status),
         "nodes": [_node(node) for node in status.nodes],
         "budgets": [
@@ -131,6 +133,7 @@ def from_run_dirs(places: tuple[Place, ...], trouble: AimasterError | None) -> P
         "steps": {"memory": None, "durable": None},
         "master": None,
         "software": None,
+        "hang": None,
         "processes": processes,
         "nodes": [{"node": place.node, "state": "unknown", "run_dir": str(place.path)} for place in places],
         "budgets": [],
@@ -170,9 +173,37 @@ def _node(node: NodeStatus) -> Plain:
                 "steps": one.steps,
                 "saved_step": one.saved_step,
                 "age_s": one.age_s,
+                "sight": _sight(one.sight),
             }
             for one in node.progress
         ],
+    }
+
+
+def _hang(hang: HangStatus) -> Plain:
+    """Hang detection: seconds without a step that are too many; null for none."""
+    return {
+        "enabled": hang.enabled,
+        "blind": hang.blind,
+        "stopped_s": hang.stopped_s,
+        "stuck_s": hang.stuck_s,
+        "busy_s": hang.busy_s,
+        "exit_s": hang.exit_s,
+        "step_time_s": hang.step_time_s,
+    }
+
+
+def _sight(sight: Sight | None) -> Plain | None:
+    """What is seen of a rank; null where nobody looks."""
+    if sight is None:
+        return None
+    return {
+        "still_s": sight.still_s,
+        "activity": sight.activity.value,
+        "idle_s": sight.idle_s,
+        "wait": sight.wait.value,
+        "where": sight.where,
+        "collective": sight.collective,
     }
 
 

@@ -47,7 +47,25 @@ def _head(picture: Plain) -> list[str]:
     )
     where = f"on {master['node']}" if master["node"] else "on its own"
     lines.append(f"master: pid {master['pid']} {where}, life {master['epoch']}")
+    if picture.get("hang"):
+        lines.append(_hang(picture["hang"]))
     return lines
+
+
+def _hang(hang: Plain) -> str:
+    """The limits in force, in one line."""
+    if not hang["enabled"]:
+        return "hang detection: off"
+    busy = (
+        f"{hang['busy_s']:.0f} s where one looks at work"
+        if hang["busy_s"]
+        else "no limit for work before a step"
+    )
+    line = (
+        f"hang detection: no step for {hang['stopped_s']:.0f} s where a rank is stopped, "
+        f"{hang['stuck_s']:.0f} s where waiting cannot end, {busy}"
+    )
+    return f"{line}; no verdict now: {hang['blind']}" if hang["blind"] else line
 
 
 def _node_row(node: Plain) -> list[str]:

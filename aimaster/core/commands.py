@@ -30,6 +30,8 @@ class Reason(Enum):
     WORKERS_RUNNING = "workers_running"
     PROGRESS = "progress"
     WORKER_FAILED = "worker_failed"
+    WORKERS_HUNG = "workers_hung"
+    EXIT_HUNG = "exit_hung"
     NODE_SUSPECT = "node_suspect"
     NODE_HEARD_AGAIN = "node_heard_again"
     NODE_LOST = "node_lost"

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from aimaster.core.sights import Activity, Wait
 from aimaster.ids import NO_GENERATION, Generation, Incarnation, JobId, NodeId
 
 ERROR_TEXT_CHARS_MAX = 4096
@@ -52,6 +53,16 @@ class TimerKind(Enum):
     START = "start"  # members must report that workers run
     DRAIN = "drain"  # members must have ended
     REPLACEMENT = "replacement"  # how long to wait for a node when below the minimum
+
+
+class HangKind(Enum):
+    """How a job hangs; see `aimaster.core.hang`."""
+
+    STOPPED = "stopped"
+    STUCK = "stuck"
+    DEADLOCK = "deadlock"
+    BUSY = "busy"
+    EXIT = "exit"  # some ranks have finished and the others do nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +203,37 @@ class WorkerExited(NodeEvent):
     def ok(self) -> bool:
         """Whether the worker finished its script."""
         return self.exit_code == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackGroup:
+    """Ranks that looked alike when a hang was found."""
+
+    ranks: str
+    """As ranges: ``0-3,7``."""
+    activity: Activity
+    wait: Wait
+    where: str
+    collective: str
+    stack: str
+    """Innermost frame first; empty where none could be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersHung(Event):
+    """No rank steps any more, and the witnesses say why. Found out by the master itself."""
+
+    generation: Generation
+    kind: HangKind
+    node: NodeId
+    """Of the first culprit; of the first member where nobody is blamed."""
+    culprits: tuple[int, ...]
+    """Ranks; empty where nobody can be blamed."""
+    stalled_s: float
+    limit_s: float
+    step: int | None
+    """Newest step that any rank was seen to finish."""
+    groups: tuple[StackGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

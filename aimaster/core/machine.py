@@ -38,6 +38,7 @@ from aimaster.core.events import (
     TimerFired,
     TimerKind,
     WorkerExited,
+    WorkersHung,
     WorkersStarted,
 )
 from aimaster.core.policy import EXIT_NO_NODES, Policy
@@ -156,6 +157,7 @@ _HANDLERS: Mapping[type[Event], Callable[[Turn, Any], None]] = {
     StopRequested: on_nodes.stop_requested,
     WorkersStarted: on_workers.started,
     WorkerExited: on_workers.exited,
+    WorkersHung: on_workers.hung,
     Restored: on_workers.restored,
     FirstStepDone: on_workers.first_step_done,
     StepCommitted: on_workers.step_committed,

@@ -11,15 +11,18 @@ from aimaster.core import generation as gen
 from aimaster.core.commands import Reason
 from aimaster.core.events import (
     FirstStepDone,
+    HangKind,
     Restored,
     StepCommitted,
     Tier,
     TimerKind,
     WorkerExited,
+    WorkersHung,
     WorkersStarted,
 )
 from aimaster.core.guards import current, known
-from aimaster.core.policy import Cause
+from aimaster.core.policy import EXIT_USER_ERROR, Cause
+from aimaster.core.stacks import ranges
 from aimaster.core.state import JobPhase, NodeRecord, NodeState
 from aimaster.core.transitions import IllegalEvent, JobTrigger, NodeTrigger
 from aimaster.core.turn import Turn
@@ -77,6 +80,28 @@ def exited(turn: Turn, event: WorkerExited) -> None:
         step=event.step,
         error_digest=event.error_digest,
     )
+
+
+def hung(turn: Turn, event: WorkersHung) -> None:
+    """No rank steps any more. A script that has finished but for its end is not started again."""
+    if event.generation != turn.job.generation or turn.job.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
+        turn.say(Reason.STALE, event="WorkersHung", generation=turn.job.generation)
+        return
+    _note_step(turn, event.step)
+    turn.say(
+        Reason.WORKERS_HUNG,
+        kind=event.kind.value,
+        culprits=ranges(event.culprits) or None,
+        node=event.node,
+        stalled_s=event.stalled_s,
+        limit_s=event.limit_s,
+        last_step=event.step,
+    )
+    if event.kind is HangKind.EXIT:
+        turn.say(Reason.EXIT_HUNG, ended_generation=turn.job.generation)
+        gen.end_job(turn, EXIT_USER_ERROR, Reason.EXIT_HUNG)
+        return
+    gen.broken(turn, Reason.WORKERS_HUNG, cause=Cause.WORKERS_HUNG, node=event.node, step=event.step)
 
 
 def _finished(turn: Turn, node: NodeRecord, event: WorkerExited) -> None:

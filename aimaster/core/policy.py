@@ -31,8 +31,13 @@ class Cause(Enum):
     """What a charge is for."""
 
     WORKER_FAILED = "worker_failed"
+    WORKERS_HUNG = "workers_hung"
     NODE_LOST = "node_lost"  # died, left or restarted while its workers ran
     NODE_FAILED = "node_failed"  # could not start, or was lost or late while preparing
+
+
+_OF_THE_SCRIPT = frozenset({Cause.WORKER_FAILED, Cause.WORKERS_HUNG})
+"""Causes that are held against the script when an attempt gets no further."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +91,7 @@ class Policy:
     worker_failures: Budget = field(default_factory=lambda: Budget(limit=10))
     node_losses: Budget = field(default_factory=lambda: Budget(limit=10, per_node=0.1))
     node_failures: Budget = field(default_factory=lambda: Budget(limit=10, per_node=1.0))
+    hangs: Budget = field(default_factory=lambda: Budget(limit=10))
     fruitless_attempts_max: int = 3
     """Attempts in a row that get no further before the job is stopped."""
     fruitful_s: float = 600.0
@@ -102,6 +108,7 @@ class Policy:
         """The budget that a cause is charged to."""
         return {
             Cause.WORKER_FAILED: self.worker_failures,
+            Cause.WORKERS_HUNG: self.hangs,
             Cause.NODE_LOST: self.node_losses,
             Cause.NODE_FAILED: self.node_failures,
         }[cause]
@@ -186,8 +193,8 @@ def judge(
         if same and max_restarts != 0:
             step = {} if failure.step is None else {"step": failure.step}
             return _end(charged, EXIT_USER_ERROR, Reason.SAME_ERROR_TWICE, **step)
-        if charged.fruitless >= policy.fruitless_attempts_max:
-            return _end(charged, EXIT_BUDGET, Reason.NO_PROGRESS, attempts=charged.fruitless)
+    if failure.cause in _OF_THE_SCRIPT and charged.fruitless >= policy.fruitless_attempts_max:
+        return _end(charged, EXIT_BUDGET, Reason.NO_PROGRESS, attempts=charged.fruitless)
     if max_restarts is not None and history.restarts >= max_restarts:
         user = max_restarts == 0 and failure.cause is Cause.WORKER_FAILED
         code = EXIT_USER_ERROR if user else EXIT_BUDGET
@@ -232,7 +239,7 @@ def _weigh_progress(policy: Policy, history: History, failure: Failure) -> Histo
     fruitless = history.fruitless
     if further:
         fruitless = 0
-    elif failure.cause is Cause.WORKER_FAILED:
+    elif failure.cause in _OF_THE_SCRIPT:
         fruitless += 1
     return replace(
         history,

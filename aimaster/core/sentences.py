@@ -32,6 +32,16 @@ _TEMPLATES: Mapping[Reason, tuple[str, ...]] = {
         " with exit code {worker_exit_code}",
         " at step {last_step}",
     ),
+    Reason.WORKERS_HUNG: (
+        "the workers hang ({kind})",
+        ": rank {culprits}",
+        " on {node}",
+        ", no step for {stalled_s} s",
+        " after step {last_step}",
+    ),
+    Reason.EXIT_HUNG: (
+        "all other ranks have finished, and rank {culprits} has done nothing for {stalled_s} s",
+    ),
     Reason.NODE_SUSPECT: ("node {node} is silent", " for {silent_s} s"),
     Reason.NODE_HEARD_AGAIN: ("node {node} is heard again",),
     Reason.NODE_LOST: ("node {node} is lost", ", silent for {silent_s} s"),
@@ -64,6 +74,8 @@ def last_words(reason: Reason, facts: Facts) -> str:
     text = sentence(reason, facts)
     if reason in _GIVING_UP and "rank" in facts:
         text = f"{sentence(Reason.WORKER_FAILED, facts)}; {text}"
+    elif reason in _GIVING_UP and "stalled_s" in facts:
+        text = f"{sentence(Reason.WORKERS_HUNG, facts)}; {text}"
     return text[:SENTENCE_CHARS_MAX]
 
 

@@ -25,6 +25,7 @@ from aimaster.core.events import (
     Restored,
     TimerFired,
     WorkerExited,
+    WorkersHung,
 )
 from aimaster.ids import Generation, NodeId
 from aimaster.journal.base import Entry
@@ -41,6 +42,7 @@ class IncidentKind(Enum):
 
     WORKER_KILLED = "worker_killed"  # by a signal
     WORKER_FAILED = "worker_failed"  # by its own exit code
+    WORKER_HUNG = "worker_hung"  # no rank steps any more; its rank is the first culprit, if there is one
     NODE_LOST = "node_lost"
     NODE_LEFT = "node_left"
     NODE_RESTARTED = "node_restarted"
@@ -250,6 +252,8 @@ def _what(entry: Entry) -> tuple[IncidentKind, NodeId, int | None]:
     if isinstance(event, WorkerExited):
         kind = IncidentKind.WORKER_FAILED if event.signal is None else IncidentKind.WORKER_KILLED
         return kind, event.node, event.rank
+    if isinstance(event, WorkersHung):
+        return IncidentKind.WORKER_HUNG, event.node, event.culprits[0] if event.culprits else None
     if isinstance(event, NodeDied):
         return IncidentKind.NODE_LOST, event.node, None
     if isinstance(event, NodeLeft):

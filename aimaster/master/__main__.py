@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from aimaster.core.detector import DetectorConfig
+from aimaster.core.hang import HangConfig
 from aimaster.core.policy import Policy, Timeouts
 from aimaster.errors import AimasterError, OwnBug, UsageError
 from aimaster.ids import JobId
@@ -107,6 +108,13 @@ def _options(arguments: argparse.Namespace) -> MasterOptions:
             ),
             orphan_timeout_s=arguments.orphan_timeout,
             policy=replace(Policy(), timeouts=timeouts),
+            hang=HangConfig(
+                enabled=not arguments.no_hang_detection,
+                floor_s=arguments.hang_timeout,
+                busy_s=arguments.hang_busy_timeout,
+                start_s=arguments.hang_start_timeout,
+                exit_s=arguments.hang_exit_timeout,
+            ),
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
@@ -131,6 +139,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--last-call", type=float, default=limits.last_call_s)
     parser.add_argument("--join-timeout", type=float, default=limits.join_s)
     parser.add_argument("--replacement-timeout", type=float, default=limits.replacement_s)
+    hang = HangConfig()
+    parser.add_argument("--no-hang-detection", action="store_true")
+    parser.add_argument("--hang-timeout", type=float, default=hang.floor_s)
+    parser.add_argument("--hang-busy-timeout", type=float, default=hang.busy_s)
+    parser.add_argument("--hang-start-timeout", type=float, default=hang.start_s)
+    parser.add_argument("--hang-exit-timeout", type=float, default=hang.exit_s)
     return parser
 
 

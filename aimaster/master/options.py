@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aimaster.core.detector import DetectorConfig
+from aimaster.core.hang import HangConfig
 from aimaster.core.policy import Policy
 from aimaster.ids import JobId, is_valid_id
 from aimaster.rpc.security import Credentials
@@ -29,6 +30,7 @@ class MasterOptions:
     orphan_timeout_s: float = ORPHAN_TIMEOUT_S
     """How long agents keep their workers without a master."""
     policy: Policy = field(default_factory=Policy)
+    hang: HangConfig = field(default_factory=HangConfig)
 
     def __post_init__(self) -> None:
         if not is_valid_id(self.job):

@@ -37,6 +37,7 @@ from aimaster.core.transitions import IllegalEvent
 from aimaster.ids import Generation, NodeId
 from aimaster.journal.base import Entry
 from aimaster.master.commits import HeldCommits
+from aimaster.master.hangs import Hangs
 from aimaster.master.ledger import Ledger, Outcome
 from aimaster.master.options import MasterOptions
 from aimaster.master.picture import draw
@@ -72,6 +73,7 @@ class MasterService:
         self._machine = standing.machine
         self._clock = standing.clock
         self._detector = Detector(options.detector)
+        self._hangs = Hangs(options.hang, standing.machine.state)
         self._table = NodeTable()
         self._held = HeldCommits()
         self._ledger = Ledger(standing, carry_out=self._carry_out)
@@ -184,6 +186,7 @@ class MasterService:
         if recovered is not None:
             self._ledger.put(recovered)
         self._table.beat(identity, beat, now=now)
+        self._hangs.take(identity, beat, now)
 
     def disconnected(self, identity: Identity) -> None:
         """A second witness for the detector, no verdict."""
@@ -198,7 +201,7 @@ class MasterService:
             memory_step=self._held.newest(view.memory_step, durable=False),
             durable_step=self._held.newest(view.durable_step, durable=True),
         )
-        return draw(
+        status = draw(
             view,
             options=self._options,
             epoch=self._standing.life.epoch,
@@ -207,6 +210,7 @@ class MasterService:
             incidents=self._standing.incidents.told(),
             moment=(self._clock.now(), self._ledger.trouble),
         )
+        return replace(status, hang=self._hangs.status())
 
     async def _check_declaration(self, identity: Identity, hello: Hello) -> Refused | None:
         said = JobDeclared(
@@ -288,10 +292,13 @@ class MasterService:
             await asyncio.sleep(TICK_S)
             now = self._clock.now()
             verdicts = self._detector.scan(now, late_s=max(0.0, now - planned))
-            if verdicts or self._held.due(now):
+            hung = self._hangs.scan(now)
+            if verdicts or hung or self._held.due(now):
                 self._queue_commits()
             for event in verdicts:
                 self._ledger.put(event)
+            if hung is not None:
+                self._ledger.put(hung)
 
     async def _give_grace(self) -> None:
         """Begin to watch, later, the nodes that an earlier life knew and that have not come back."""

@@ -16,6 +16,7 @@ from typing import Any
 from aimaster.core import commands
 from aimaster.core.commands import Command, Reason
 from aimaster.core.events import NodeEvent
+from aimaster.core.sights import STACK_CHARS_MAX
 from aimaster.errors import BadMessage
 from aimaster.rpc import limits
 from aimaster.rpc.facts import fact_from_wire, fact_to_wire
@@ -29,6 +30,7 @@ from aimaster.rpc.wire import (
     checked,
     checked_address,
     checked_generation,
+    checked_seconds,
     checked_text,
     header_from_wire,
     header_to_wire,
@@ -159,6 +161,11 @@ def _heartbeat_to_wire(beat: Heartbeat) -> Wire:
         processes=[process_to_wire(process) for process in beat.processes or ()],
         processes_set=beat.processes is not None,
         notes=notes_to_wire(beat.notes),
+        stacks=[clip(stack, STACK_CHARS_MAX) for stack in beat.stacks],
+        generation=beat.generation,
+        clock_s=beat.clock_s,
+        world_size=beat.world_size,
+        base_step=beat.base_step,
     )
 
 
@@ -170,6 +177,11 @@ def _heartbeat_from_wire(wire: Wire) -> Heartbeat:
         progress=progress_from_wire(wire.progress),
         processes=processes_from_wire(wire.processes) if wire.processes_set else None,
         notes=notes_from_wire(wire.notes),
+        stacks=tuple(checked_text("stack", stack, chars_max=STACK_CHARS_MAX) for stack in wire.stacks),
+        generation=checked_generation("heartbeat.generation", wire.generation),
+        clock_s=checked_seconds("heartbeat.clock_s", wire.clock_s),
+        world_size=checked("heartbeat.world_size", wire.world_size, high=limits.INT32_MAX),
+        base_step=checked("heartbeat.base_step", wire.base_step, high=limits.INT63_MAX),
     )
     return beat
 

@@ -6,13 +6,15 @@ PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
 """Protocol versions that this software speaks. 1 is package `aimaster.v1`."""
 
-MESSAGE_BYTES_MAX = 512 * 1024
+MESSAGE_BYTES_MAX = 1024 * 1024
 """Largest message between agent and master, either way. The lists below fit in it at their longest."""
 STATUS_BYTES_MAX = 64 * 1024 * 1024
 """Largest status reply: 10,000 nodes of eight workers need about 8 MiB."""
 
 RANKS_PER_NODE_MAX = 1024
 PROCESSES_PER_NODE_MAX = 4096
+STACKS_MAX = 16
+"""Distinct stacks in one heartbeat; ranks beyond it have none."""
 NODES_MAX = 100_000
 NOTES_MAX = 16
 NOTE_CHARS_MAX = 512

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from aimaster.core.events import AgentPhase
+from aimaster.core.sights import Sight, WorkerPhase
 from aimaster.ids import NO_GENERATION, Generation, Incarnation, JobId, NodeId
 from aimaster.rpc import limits
 
@@ -24,17 +25,6 @@ class Role(Enum):
     SAVER = "saver"
     TEMPLATE = "template"
     WORKER = "worker"
-
-
-class WorkerPhase(Enum):
-    """What a worker is doing, as its progress page says."""
-
-    STARTING = "starting"
-    IMPORTING = "importing"
-    TRAINING = "training"
-    SAVING = "saving"
-    LOADING = "loading"
-    EXITING = "exiting"
 
 
 class RefusalKind(Enum):
@@ -103,6 +93,8 @@ class RankProgress:
     """The training's own step where easyckpt is used."""
     age_s: float
     """Since the worker last wrote, by the node's monotonic clock."""
+    sight: Sight | None = None
+    """None where nobody looks."""
 
     def __post_init__(self) -> None:
         _check_range("local_rank", self.local_rank, 0, limits.RANKS_PER_NODE_MAX - 1)
@@ -182,9 +174,20 @@ class Heartbeat:
     """None on the wire means: as last said. The agent's own callback always gives them."""
     notes: tuple[str, ...] = ()
     """As `processes`: counts only where those are given."""
+    stacks: tuple[str, ...] = ()
+    """Distinct stacks that the sights point into."""
+    generation: Generation = NO_GENERATION
+    """That the progress belongs to."""
+    clock_s: float = 0.0
+    """The agent's observed clock."""
+    world_size: int = 0
+    """As another launcher told the ranks; 0 where it is the generation's own."""
+    base_step: int = 0
+    """The training's own step at the start of the attempt."""
 
     def __post_init__(self) -> None:
         _check_length("progress", self.progress, limits.RANKS_PER_NODE_MAX)
+        _check_length("stacks", self.stacks, limits.STACKS_MAX)
         _check_length("processes", self.processes or (), limits.PROCESSES_PER_NODE_MAX)
         _check_length("notes", self.notes, limits.NOTES_MAX)
 

@@ -90,6 +90,27 @@ class IncidentStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HangStatus:
+    """Hang detection: the limits in force."""
+
+    enabled: bool
+    blind: str
+    """Why no verdict is given at the moment; empty where nothing is in the way."""
+    stopped_s: float
+    stuck_s: float
+    busy_s: float | None
+    """None: no such limit before the job's first step."""
+    exit_s: float
+    step_time_s: float
+    """The 0.99 quantile of the job's own step times; 0 before there are any."""
+
+
+NOBODY_LOOKS = HangStatus(
+    enabled=False, blind="", stopped_s=0.0, stuck_s=0.0, busy_s=None, exit_s=0.0, step_time_s=0.0
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
     """One job at one moment."""
 
@@ -113,6 +134,7 @@ class JobStatus:
     epoch: int
     """Lives of the master so far."""
     software: str
+    hang: HangStatus = NOBODY_LOOKS
 
 
 def encode_status(status: JobStatus) -> bytes:
@@ -136,6 +158,7 @@ def encode_status(status: JobStatus) -> bytes:
         waiting_for=clip(status.waiting_for),
         epoch=status.epoch,
         software=status.software,
+        hang=_hang_to_wire(status.hang),
     )
     data: bytes = wire.SerializeToString()
     return data
@@ -173,6 +196,7 @@ def decode_status(data: bytes) -> JobStatus:
         waiting_for=checked_text("waiting_for", wire.waiting_for),
         epoch=checked("epoch", wire.epoch, high=limits.INT63_MAX),
         software=checked_text("software", wire.software),
+        hang=_hang_from_wire(wire.hang),
     )
 
 
@@ -287,6 +311,30 @@ def _incident_from_wire(wire: Wire) -> IncidentStatus:
         restored_from=checked_text("incident.restored_from", wire.restored_from),
         recovered_s=_finite_or_none("incident.recovered_s", wire.recovered_s),
         error=checked_text("incident.error", wire.error),
+    )
+
+
+def _hang_to_wire(hang: HangStatus) -> Wire:
+    return contract.HangStatus(
+        enabled=hang.enabled,
+        blind=clip(hang.blind),
+        stopped_s=hang.stopped_s,
+        stuck_s=hang.stuck_s,
+        busy_s=hang.busy_s or 0.0,
+        exit_s=hang.exit_s,
+        step_time_s=hang.step_time_s,
+    )
+
+
+def _hang_from_wire(wire: Wire) -> HangStatus:
+    return HangStatus(
+        enabled=wire.enabled,
+        blind=checked_text("hang.blind", wire.blind),
+        stopped_s=_finite("hang.stopped_s", wire.stopped_s),
+        stuck_s=_finite("hang.stuck_s", wire.stuck_s),
+        busy_s=_finite("hang.busy_s", wire.busy_s) or None,
+        exit_s=_finite("hang.exit_s", wire.exit_s),
+        step_time_s=_finite("hang.step_time_s", wire.step_time_s),
     )
 
 

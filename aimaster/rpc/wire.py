@@ -5,6 +5,7 @@ Absent numbers are -1 on the wire where 0 is a value, and None in our dataclasse
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from enum import Enum
@@ -13,12 +14,13 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import DecodeError
 
 from aimaster.core.events import AgentPhase, StopKind, Tier
+from aimaster.core.sights import COLLECTIVE_CHARS_MAX, WHERE_CHARS_MAX, Activity, Sight, Wait, WorkerPhase
 from aimaster.errors import BadMessage
 from aimaster.ids import Generation, Incarnation, JobId, NodeId, is_valid_id
 from aimaster.rpc import limits
 from aimaster.rpc.gen import contract
 from aimaster.rpc.limits import clip
-from aimaster.rpc.messages import Header, ProcessInfo, RankProgress, RefusalKind, Role, WorkerPhase
+from aimaster.rpc.messages import Header, ProcessInfo, RankProgress, RefusalKind, Role
 
 Wire = Any
 """A generated message; its fields are checked here and nowhere else."""
@@ -51,6 +53,8 @@ class EnumMap(Generic[E]):
 AGENT_PHASES = EnumMap(AgentPhase, contract.Heartbeat, "phase", "AGENT_PHASE_")
 WORKER_PHASES = EnumMap(WorkerPhase, contract.RankProgress, "phase", "WORKER_PHASE_")
 ROLES = EnumMap(Role, contract.Process, "role", "ROLE_")
+ACTIVITIES = EnumMap(Activity, contract.Sight, "activity", "ACTIVITY_")
+WAITS = EnumMap(Wait, contract.Sight, "wait", "WAIT_")
 TIERS = EnumMap(Tier, contract.Restored, "tier", "TIER_")
 STOP_KINDS = EnumMap(StopKind, contract.StopRequested, "kind", "STOP_KIND_")
 REFUSALS = EnumMap(RefusalKind, contract.Refused, "kind", "REFUSAL_KIND_")
@@ -115,6 +119,13 @@ def made(name: str, make: Callable[..., Any], **fields: Any) -> Any:
         raise BadMessage(f"message {name} breaks the contract: {error}") from error
 
 
+def checked_seconds(name: str, value: float) -> float:
+    """A time that is finite and not negative."""
+    if not 0 <= value < math.inf:
+        raise BadMessage(f"field {name} must be finite and not negative, got {value}")
+    return value
+
+
 def checked_generation(name: str, value: int) -> Generation:
     return Generation(checked(name, value, high=limits.INT63_MAX))
 
@@ -170,7 +181,7 @@ def processes_from_wire(wires: Wire) -> tuple[ProcessInfo, ...]:
 
 def progress_to_wire(progress: RankProgress) -> Wire:
     """One rank's progress as a wire message."""
-    return contract.RankProgress(
+    wire = contract.RankProgress(
         local_rank=progress.local_rank,
         rank=or_minus_one(progress.rank),
         phase=WORKER_PHASES.number(progress.phase),
@@ -178,6 +189,38 @@ def progress_to_wire(progress: RankProgress) -> Wire:
         saved_step=or_minus_one(progress.saved_step),
         age_s=progress.age_s,
     )
+    if progress.sight is not None:
+        wire.sight.CopyFrom(_sight_to_wire(progress.sight))
+    return wire
+
+
+def _sight_to_wire(sight: Sight) -> Wire:
+    return contract.Sight(
+        still_s=sight.still_s,
+        activity=ACTIVITIES.number(sight.activity),
+        idle_s=sight.idle_s,
+        wait=WAITS.number(sight.wait),
+        wait_s=sight.wait_s,
+        where=clip(sight.where, WHERE_CHARS_MAX),
+        stack=sight.stack,
+        collective=clip(sight.collective, COLLECTIVE_CHARS_MAX),
+    )
+
+
+def _sight_from_wire(wire: Wire) -> Sight:
+    sight: Sight = made(
+        "Sight",
+        Sight,
+        still_s=wire.still_s,
+        activity=ACTIVITIES.member(wire.activity),
+        idle_s=wire.idle_s,
+        wait=WAITS.member(wire.wait),
+        wait_s=wire.wait_s,
+        where=checked_text("sight.where", wire.where, chars_max=WHERE_CHARS_MAX),
+        stack=checked("sight.stack", wire.stack, low=-1, high=limits.STACKS_MAX - 1),
+        collective=checked_text("sight.collective", wire.collective, chars_max=COLLECTIVE_CHARS_MAX),
+    )
+    return sight
 
 
 def progress_from_wire(wires: Wire) -> tuple[RankProgress, ...]:
@@ -193,6 +236,7 @@ def progress_from_wire(wires: Wire) -> tuple[RankProgress, ...]:
             steps=wire.steps,
             saved_step=or_none("progress.saved_step", wire.saved_step, high=limits.INT63_MAX),
             age_s=wire.age_s,
+            sight=_sight_from_wire(wire.sight) if wire.HasField("sight") else None,
         )
         for wire in wires
     )

@@ -22,9 +22,10 @@ from aimaster.core.events import (
     WorkerExited,
     WorkersStarted,
 )
+from aimaster.core.sights import WorkerPhase
 from aimaster.ids import NO_GENERATION, Generation, Incarnation, JobId, NodeId
 from aimaster.rpc.client import LinkCallbacks, LinkState, MasterLink
-from aimaster.rpc.messages import Heartbeat, Hello, Identity, ProcessInfo, RankProgress, Role, WorkerPhase
+from aimaster.rpc.messages import Heartbeat, Hello, Identity, ProcessInfo, RankProgress, Role
 from aimaster.rpc.security import Credentials
 from aimaster.rpc.transport import Endpoint
 

@@ -107,7 +107,7 @@ def test_below_the_minimum_survivors_stop_and_wait_and_waiting_costs_nothing() -
     spent = [budget.used for budget in play.view().budgets]
     play.join("x")
     play.restart()
-    assert [budget.used for budget in play.view().budgets] == spent == [0, 1, 0]
+    assert [budget.used for budget in play.view().budgets] == spent == [0, 0, 1, 0]
     assert play.view().members == ("a", "x")
 
 
