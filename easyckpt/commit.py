@@ -117,7 +117,11 @@ def next_generation(storage: Storage) -> int:
     Two lives that ask at once get the same answer; `record_generation` lets one of them through.
     """
     numbers = (parse_generation(entry.path) for entry in storage.list(GENERATIONS_FOLDER))
-    return max((number for number in numbers if number is not None), default=0) + 1
+    following = max((number for number in numbers if number is not None), default=0) + 1
+    # A store may list late what is there by name already.
+    while storage.exists(generation_path(following)):
+        following += 1
+    return following
 
 
 def record_generation(storage: Storage, record: GenerationRecord) -> None:

@@ -29,10 +29,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from easyckpt.envelope import read_index
-from easyckpt.errors import CheckpointFault, EasyckptError, StorageMissing, UnknownFormat
+from easyckpt.errors import CheckpointFault, EasyckptError, StorageError, StorageMissing, UnknownFormat
 from easyckpt.manifest import MANIFEST_BYTES_MAX, Manifest
 from easyckpt.paths import (
     GENERATIONS_FOLDER,
+    LATEST_PATH,
     MANIFESTS_FOLDER,
     ROOT_PATH,
     TOMBSTONES_FOLDER,
@@ -44,7 +45,7 @@ from easyckpt.paths import (
     parse_tombstone,
     tombstone_path,
 )
-from easyckpt.records import SMALL_BYTES_MAX, GenerationRecord, RootRecord, Tombstone
+from easyckpt.records import SMALL_BYTES_MAX, GenerationRecord, LatestHint, RootRecord, Tombstone
 from easyckpt.storage.base import Storage
 
 __all__ = [
@@ -281,43 +282,43 @@ def _read_manifests(
     if len(entries) > MANIFESTS_MAX:
         detail = f"{len(entries)} files; only the newest {MANIFESTS_MAX} are looked at"
         troubles.append(Trouble(path=MANIFESTS_FOLDER, detail=detail))
-    for entry in entries[-MANIFESTS_MAX:]:
-        name = parse_manifest(entry.path)
-        if name is None:
-            continue
+    names = {parse_manifest(entry.path) for entry in entries[-MANIFESTS_MAX:]} | {_hinted(storage)}
+    for name in sorted(name for name in names if name is not None):
+        path = manifest_path(name)
         try:
-            raw = read_index(storage, entry.path, bytes_max=MANIFEST_BYTES_MAX)
-            manifest = Manifest.from_json(raw, where=storage.where(entry.path))
+            raw = read_index(storage, path, bytes_max=MANIFEST_BYTES_MAX)
+            manifest = Manifest.from_json(raw, where=storage.where(path))
         except StorageMissing:
             continue  # removed since the listing
         except EasyckptError as error:
-            unusable.append(
-                HiddenStep(name=name, path=entry.path, reason=_unusable(error), detail=_said(error))
-            )
+            unusable.append(HiddenStep(name=name, path=path, reason=_unusable(error), detail=error.what))
             continue
         if manifest.name != name:
             detail = f"it holds {manifest.name}, and is named like {name}"
-            unusable.append(
-                HiddenStep(name=name, path=entry.path, reason=HiddenReason.CORRUPT, detail=detail)
-            )
+            unusable.append(HiddenStep(name=name, path=path, reason=HiddenReason.CORRUPT, detail=detail))
         elif root is not None and manifest.run_id != root.run_id:
             detail = f"it belongs to run {manifest.run_id}, and the folder to {root.run_id}"
-            unusable.append(
-                HiddenStep(name=name, path=entry.path, reason=HiddenReason.OTHER_RUN, detail=detail)
-            )
+            unusable.append(HiddenStep(name=name, path=path, reason=HiddenReason.OTHER_RUN, detail=detail))
         else:
             sound[name] = manifest
     return sound, unusable
+
+
+def _hinted(storage: Storage) -> StepName | None:
+    """The step committed last, as ``latest.json`` has it: a store may list it late. What the manifest
+    itself says decides; without one, nothing comes of the hint."""
+    try:
+        raw = read_index(storage, LATEST_PATH, bytes_max=SMALL_BYTES_MAX)
+        hint = LatestHint.from_json(raw, where=storage.where(LATEST_PATH))
+    except (StorageError, CheckpointFault):
+        return None
+    return StepName(step=hint.step, generation=hint.generation)
 
 
 def _unusable(error: EasyckptError) -> HiddenReason:
     if isinstance(error, UnknownFormat):
         return HiddenReason.UNKNOWN_FORMAT
     return HiddenReason.CORRUPT if isinstance(error, CheckpointFault) else HiddenReason.UNREADABLE
-
-
-def _said(error: EasyckptError) -> str:
-    return error.what
 
 
 def read_lives(
@@ -340,30 +341,35 @@ def read_lives(
         lives[name.generation] = Life(
             generation=name.generation, known=True, resumed_step=manifest.resumed_step
         )
-    for entry in storage.list(GENERATIONS_FOLDER):
-        generation = parse_generation(entry.path)
-        if generation is None:
-            continue
-        where = storage.where(entry.path)
+    for generation in _generations(storage):
+        path = generation_path(generation)
         try:
-            raw = read_index(storage, entry.path, bytes_max=SMALL_BYTES_MAX)
-            record = GenerationRecord.from_json(raw, where=where)
+            raw = read_index(storage, path, bytes_max=SMALL_BYTES_MAX)
+            record = GenerationRecord.from_json(raw, where=storage.where(path))
         except EasyckptError as error:
-            troubles.append(Trouble(path=generation_path(generation), detail=_said(error)))
+            troubles.append(Trouble(path=path, detail=error.what))
             lives.setdefault(generation, Life(generation=generation, known=False))
             continue
         if root is not None and record.run_id != root.run_id:
-            troubles.append(
-                Trouble(path=entry.path, detail=f"it belongs to run {record.run_id}; it is ignored")
-            )
+            troubles.append(Trouble(path=path, detail=f"it belongs to run {record.run_id}; it is ignored"))
         elif record.generation != generation:
-            troubles.append(
-                Trouble(path=entry.path, detail=f"it holds generation {record.generation}, not its name's")
-            )
+            detail = f"it holds generation {record.generation}, not its name's"
+            troubles.append(Trouble(path=path, detail=detail))
             lives.setdefault(generation, Life(generation=generation, known=False))
         else:
             lives[generation] = Life(generation=generation, known=True, resumed_step=record.resumed_step)
     return tuple(lives[generation] for generation in sorted(lives))
+
+
+def _generations(storage: Storage) -> list[int]:
+    """Numbers of all lives with a record; also of the newest ones, which a store may list late."""
+    listed = (parse_generation(entry.path) for entry in storage.list(GENERATIONS_FOLDER))
+    numbers = {number for number in listed if number is not None}
+    following = max(numbers, default=0) + 1
+    while storage.exists(generation_path(following)):
+        numbers.add(following)
+        following += 1
+    return sorted(numbers)
 
 
 def _read_tombstones(
@@ -381,7 +387,7 @@ def _read_tombstones(
             continue
         except EasyckptError as error:
             # Without its anchor it cannot be trusted to take anything away.
-            troubles.append(Trouble(path=entry.path, detail=_said(error)))
+            troubles.append(Trouble(path=entry.path, detail=error.what))
             continue
         target = StepName(step=tombstone.step, generation=tombstone.generation)
         if tombstone_path(target, by_generation=tombstone.by_generation) != entry.path:

@@ -1,6 +1,7 @@
 """Where checkpoints are kept: one interface, a few implementations, one conformance suite.
 
-`open_storage` makes one from what a user writes: a folder, ``file://…`` or ``memory://…``.
+`open_storage` makes one from what a user writes: a folder, ``file://…``, ``memory://…``, or the URL of an
+object store (``s3://…``).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def open_storage(root: str | os.PathLike[str]) -> Storage:
     """The store that a folder or a URL names. Nothing is created or contacted yet.
 
     Args:
-        root: a folder, ``file:///…``, or ``memory://…`` (fsspec's, one per process).
+        root: a folder, ``file:///…``, ``memory://…`` (fsspec's, one per process), or the URL of an object
+            store.
 
     Raises:
         Misuse: empty, or a kind of store that is not supported.

@@ -243,7 +243,7 @@ def test_trouble_is_one_message_on_stderr(
         (("ls", tmp_path / "file"), 3),
         (("verify", tmp_path), 3),
         (("ls", ""), 2),
-        (("ls", "s3://bucket/run"), 2),
+        (("ls", "s3://key:secret@bucket/run"), 2),
         (("why", root), 2),
         (("why", root, "-1"), 2),
         (("why", root, "ten"), 2),

@@ -58,7 +58,17 @@ def test_open_storage_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert open_storage(tmp_path).where("a") == str(tmp_path / "a")
     assert open_storage(f"file://{tmp_path}/with%20space").where() == f"{tmp_path}/with space"
     assert open_storage("memory://x/y").where("z") == "memory://x/y/z"
-    for bad in ("", "s3://bucket/run", "file://host/x", "file://", "a\0b", "nonsense://x"):
+    assert open_storage("s3://bucket/run").where("z") == "s3://bucket/run/z"
+    for bad in (
+        "",
+        "s3://",
+        "s3://key:secret@bucket/run",
+        "s3://bucket/run?versionId=1",
+        "file://host/x",
+        "file://",
+        "a\0b",
+        "nonsense://x",
+    ):
         with pytest.raises(Misuse):
             open_storage(bad)
     assert list(tmp_path.iterdir()) == [], "opening makes nothing"
