@@ -93,15 +93,15 @@ class S3Remote(BlobRemote):
         upload = self._ask("create_multipart_upload", Bucket=bucket, Key=key)["UploadId"]
         at = {"Bucket": bucket, "Key": key, "UploadId": upload}
         # What is proved at once is sent at once, so that hardly any time lies between.
-        stretch = parts.bytes if parts is not None else PART_BYTES
-        part_bytes = min(stretch, max(PART_BYTES, -(-len(data) // PARTS_MAX)))
+        stretch, part_bytes = _cut(len(data), proved_bytes=PART_BYTES if parts is None else parts.bytes)
         per_stretch = -(-stretch // part_bytes)
 
         def send(number: int) -> list[dict[str, Any]]:
             begin = number * stretch
             view = data[begin : begin + stretch]
             if parts is not None:
-                parts.check(begin, view)
+                for offset in range(0, len(view), parts.bytes):
+                    parts.check(begin + offset, view[offset : offset + parts.bytes])
             sent = []
             for index, offset in enumerate(range(0, len(view), part_bytes)):
                 part = {"PartNumber": number * per_stretch + index + 1}
@@ -194,6 +194,13 @@ class S3Remote(BlobRemote):
         for entry, at in self._uploads(folder):
             if entry.name == name:
                 self._ask("abort_multipart_upload", **at)
+
+
+def _cut(length: int, *, proved_bytes: int) -> tuple[int, int]:
+    """Length of a stretch, a multiple of what is proved at once, and of the upload's parts within it."""
+    least = max(PART_BYTES, -(-length // PARTS_MAX))
+    stretch = proved_bytes * -(-least // proved_bytes)
+    return stretch, PART_BYTES if least == PART_BYTES and stretch % PART_BYTES == 0 else stretch
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -109,6 +109,7 @@ def test_of_two_committers_exactly_one_wins(url: str) -> None:
     assert open_storage(url).read("race") == f"writer{said.index('won')}".encode() * 100
 
 
+@pytest.mark.slow  # the claims settle for seconds
 def test_without_conditional_requests_exactly_one_wins_too(url: str, s3_server: S3Server) -> None:
     s3_server.faults(ignore_conditions=True)
     said = race(url, writers=2, settle_s=4.0)

@@ -25,7 +25,7 @@ BROAD_EXCEPTS: dict[str, tuple[int, str]] = {
     "easyckpt/cli/app.py": (1, "outer loop: an own error ends with the code of one"),
     "easyckpt/storage/patience.py": (
         1,
-        "client libraries raise what they like; all is judged",
+        "client libraries raise what they like",
     ),
     "easyckpt/saver/service.py": (1, "outer loop of the saver: counted as trouble, shown by its status"),
     "sanitycheck/cli.py": (1, "outer loop: an own error must not look like the verdict about a node"),
@@ -37,7 +37,7 @@ FOREIGN_ERRORS: dict[str, str] = {
     "aimaster/agent/warm.py::Unfit": "an answer inside one module: the reason to start cold, shown by status",
     "aimaster/core/transitions.py::IllegalEvent": "the core may not import the tree; the shell records it",
     "easyckpt/saver/holdings.py::SlotsBusy": "an answer inside the saver, which becomes a skipped save",
-    "easyckpt/storage/trouble.py::RemoteTrouble": "inside the storage package, which makes one of the tree of it",
+    "easyckpt/storage/trouble.py::RemoteTrouble": "inside the storage package, which maps it to the tree",
     "easyckpt/testing/crash.py::Crash": "a power cut in a test; nothing but the test may catch it",
 }
 """`path::class` → why an exception lives outside its package's tree."""
