@@ -1,19 +1,23 @@
 """Reading one rank's bytes back, and proving them before anybody uses them.
 
 The chain: the manifest's hash of the fragment, the fragment's hash of every 64 MiB, then the body's own
-header against the index. Nothing is handed out before it is proved, and an error names the file, the bytes
-and the rank, so that a caller can take that piece from another tier or an older step.
+header against the index. Chunks are read and proved beside each other. Nothing is handed out before it is
+proved, and an error names the file, the bytes and the rank, so that a caller can take that piece from another
+tier or an older step.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from easyckpt.bodyfile import check_layout, header_length, parse_header
 from easyckpt.commit import read_fragment
 from easyckpt.digest import bytes_digest, chunk_range
 from easyckpt.errors import CorruptCheckpoint, IncompleteCheckpoint, Misuse, StorageMissing
+from easyckpt.lanes import run_lanes
 from easyckpt.layout import Layout, layout_from_dict
 from easyckpt.manifest import LayoutRecord, Manifest, PieceRecord
 from easyckpt.storage.base import Storage
@@ -110,18 +114,23 @@ def read_body(
         storage: where from.
         piece: which.
         into: writable, as long as the piece.
-        on_bytes: told the length of each chunk that was proved.
+        on_bytes: told the length of each chunk that was proved, from one thread at a time.
     """
     record = piece.record
     view = into.cast("B") if into.nbytes else into
     if len(view) != record.bytes or view.readonly:
         raise Misuse(f"a writable buffer of {record.bytes} bytes is needed, not of {len(view)}")
     check_length(storage, record, step=piece.step)
-    for index in range(len(record.chunk_hashes)):
-        read_chunk(storage, record, index=index, into=view, step=piece.step)
+    lock = threading.Lock()
+
+    def one(index: int) -> None:
+        begin, end = chunk_range(index, length=record.bytes, chunk_bytes=record.hash_chunk_bytes)
+        read_chunk(storage, record, index=index, into=view[begin:end], step=piece.step)
         if on_bytes is not None:
-            begin, end = chunk_range(index, length=record.bytes, chunk_bytes=record.hash_chunk_bytes)
-            on_bytes(end - begin)
+            with lock:
+                on_bytes(end - begin)
+
+    run_lanes([partial(one, index) for index in range(len(record.chunk_hashes))])
     return prove_header(view, record, layout=piece.layout, where=storage.where(record.file))
 
 
@@ -136,18 +145,18 @@ def check_length(storage: Storage, record: PieceRecord, *, step: int) -> None:
 
 
 def read_chunk(storage: Storage, record: PieceRecord, *, index: int, into: memoryview, step: int) -> None:
-    """Read one chunk to its place in a buffer for the whole body, and prove it."""
+    """Read one hash chunk into a buffer of its length, and prove it."""
     begin, end = chunk_range(index, length=record.bytes, chunk_bytes=record.hash_chunk_bytes)
     where = storage.where(record.file)
     try:
-        got = storage.read_into(record.file, into[begin:end], begin)
+        got = storage.read_into(record.file, into, begin)
     except StorageMissing:
         got = 0
     if got != end - begin:
         raise IncompleteCheckpoint(
             f"the body of rank {record.rank} ends at byte {begin + got}", where=where, hint=_older(step)
         )
-    if bytes_digest(into[begin:end]) != record.chunk_hashes[index]:
+    if bytes_digest(into) != record.chunk_hashes[index]:
         raise CorruptCheckpoint(
             f"bytes {begin} to {end} of rank {record.rank} differ from their hash",
             where=where,
