@@ -31,7 +31,14 @@ from easyckpt.errors import (
     StorageError,
     StorageMissing,
 )
-from easyckpt.manifest import FRAGMENT_BYTES_MAX, MANIFEST_BYTES_MAX, Fragment, FragmentRef, Manifest
+from easyckpt.manifest import (
+    FRAGMENT_BYTES_MAX,
+    MANIFEST_BYTES_MAX,
+    Fragment,
+    FragmentHead,
+    FragmentRef,
+    Manifest,
+)
 from easyckpt.paths import (
     GENERATIONS_FOLDER,
     LATEST_PATH,
@@ -51,6 +58,7 @@ __all__ = [
     "ensure_root",
     "next_generation",
     "read_fragment",
+    "read_fragment_head",
     "record_generation",
 ]
 
@@ -183,6 +191,26 @@ def read_fragment(storage: Storage, ref: FragmentRef, manifest: Manifest) -> Fra
         CorruptCheckpoint: it differs from what the manifest says.
         StorageError: the storage refuses.
     """
+    fragment = Fragment.from_json(_fragment_bytes(storage, ref, manifest), where=storage.where(ref.file))
+    _check_fragment(fragment, ref, manifest, storage.where(ref.file))
+    return fragment
+
+
+def read_fragment_head(storage: Storage, ref: FragmentRef, manifest: Manifest) -> FragmentHead:
+    """The pieces of a fragment, proved as by `read_fragment`, without their layouts: no work per tensor.
+
+    Raises:
+        IncompleteCheckpoint: it is not there.
+        CorruptCheckpoint: it differs from what the manifest says.
+        StorageError: the storage refuses.
+    """
+    raw = _fragment_bytes(storage, ref, manifest)
+    head = FragmentHead.head_from_json(raw, where=storage.where(ref.file))
+    _check_fragment(head, ref, manifest, storage.where(ref.file))
+    return head
+
+
+def _fragment_bytes(storage: Storage, ref: FragmentRef, manifest: Manifest) -> bytes:
     where = storage.where(ref.file)
     try:
         raw = read_index(storage, ref.file, bytes_max=FRAGMENT_BYTES_MAX)
@@ -198,12 +226,14 @@ def read_fragment(storage: Storage, ref: FragmentRef, manifest: Manifest) -> Fra
             where=where,
             hint=f"`easyckpt why {manifest.step}` shows what else is damaged; load an older step",
         )
-    fragment = Fragment.from_json(raw, where=where)
+    return raw
+
+
+def _check_fragment(fragment: FragmentHead, ref: FragmentRef, manifest: Manifest, where: str) -> None:
     ranks = tuple(piece.rank for piece in fragment.pieces)
     expected = (manifest.run_id, manifest.name, manifest.world_size, ref.node_rank, ref.ranks)
     if (fragment.run_id, fragment.name, fragment.world_size, fragment.node_rank, ranks) != expected:
         raise CorruptCheckpoint("the fragment is of another run, step, node or set of ranks", where=where)
-    return fragment
 
 
 def commit_manifest(storage: Storage, manifest: Manifest) -> CommitResult:
@@ -267,8 +297,7 @@ def _fence(storage: Storage, manifest: Manifest) -> Life | None:
 
 def _check_data(storage: Storage, manifest: Manifest) -> None:
     for ref in manifest.fragments:
-        fragment = read_fragment(storage, ref, manifest)
-        for piece in fragment.pieces:
+        for piece in read_fragment_head(storage, ref, manifest).pieces:
             found = storage.stat(piece.file)
             if found is None or found.bytes != piece.bytes:
                 has = "is not there" if found is None else f"has {found.bytes} of {piece.bytes} bytes"

@@ -27,6 +27,7 @@ save."""
 
 _SEALS = 0x0001 | 0x0002 | 0x0004  # F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW
 _F_ADD_SEALS = 1033
+_MADV_POPULATE_READ = 22  # Linux 5.14
 _numbers = itertools.count(1)
 
 _CGROUP_PAIRS = (
@@ -107,5 +108,8 @@ def map_shared(fd: int, size: int) -> mmap.mmap:
 
 
 def map_private(fd: int, size: int) -> mmap.mmap:
-    """Map a slot so that nothing that is written reaches the slot."""
-    return mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    """Map a slot so that nothing that is written reaches the slot. Its pages are there to be read at once."""
+    private = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    with contextlib.suppress(OSError):  # an older kernel brings the pages in one by one
+        private.madvise(_MADV_POPULATE_READ)
+    return private

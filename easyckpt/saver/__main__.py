@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import fcntl
 import json
 import logging
@@ -18,6 +19,8 @@ import signal
 import sys
 from pathlib import Path
 
+import psutil
+
 from easyckpt.errors import EasyckptError, Misuse, SaverUnavailable
 from easyckpt.saver.service import DRAIN_TIMEOUT_S, Saver, SaverConfig
 from easyckpt.slots import HEADROOM_BYTES
@@ -26,7 +29,12 @@ __all__ = ["main"]
 
 LOG_BYTES_MAX = 1 << 20
 NICENESS = 5
-"""Training comes first."""
+"""Training comes first. Not more: on busy processors a saver that hardly runs makes steps durable late, and
+takes as much time from training."""
+
+IO_PRIORITY = 7
+"""Lowest of the ordinary class. Not the idle class: some schedulers let that starve for as long as anybody
+else reads, and a job that is being stopped has seconds to make its memory durable."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
             memory_limit=options.memory_limit,
             headroom=options.headroom,
         )
-        os.nice(NICENESS)
+        _step_back()
         try:
             asyncio.run(_serve(config, options.ready_fd))
         finally:
@@ -64,6 +72,13 @@ def main(arguments: list[str] | None = None) -> int:
     if options.then:
         os.execv(options.then[0], options.then)
     return 0
+
+
+def _step_back() -> None:
+    """Leave processors and devices to training. Threads that begin later inherit it."""
+    os.nice(NICENESS)
+    with contextlib.suppress(psutil.Error, OSError, AttributeError):  # a wish, where the system knows it
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, IO_PRIORITY)
 
 
 async def _serve(config: SaverConfig, ready_fd: int) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from easyckpt.errors import EasyckptError, StorageUnavailable
+from easyckpt.lanes import cores
 from easyckpt.saver.disk import DiskView, Life, Vault, decode_ref
 from easyckpt.saver.ledger import Change, Ledger, PersistPolicy
 from easyckpt.saver.peering import Persisted, PersistStep
@@ -39,6 +40,12 @@ commits, or at the first one after so many seconds, and at the end."""
 
 FINISH_TIMEOUT_S = 30.0
 
+HASHING_THREADS_MIN, HASHING_THREADS_MAX = 2, 8
+"""A quarter of the processors, within these."""
+
+STORAGE_THREADS = 8
+"""They wait: for lanes (`easyckpt.lanes`), which do the work, and for storage."""
+
 _LOG = logging.getLogger("easyckpt.saver")
 
 T = TypeVar("T")
@@ -51,6 +58,20 @@ class Threads:
 
     hashing: Executor
     storage: Executor
+
+    @classmethod
+    def make(cls) -> Threads:
+        """For one saver."""
+        hashing = max(HASHING_THREADS_MIN, min(HASHING_THREADS_MAX, cores() // 4))
+        return cls(
+            hashing=ThreadPoolExecutor(hashing, thread_name_prefix="hash"),
+            storage=ThreadPoolExecutor(STORAGE_THREADS, thread_name_prefix="storage"),
+        )
+
+    def end(self) -> None:
+        """Begin nothing more. Not waited for: storage that hangs must not keep the process."""
+        for pool in (self.hashing, self.storage):
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 class CommitHost(Protocol):

@@ -21,13 +21,19 @@ from typing import Any
 
 import msgspec
 
-from easyckpt.commit import commit_manifest, ensure_root, next_generation, read_fragment, record_generation
+from easyckpt.commit import (
+    commit_manifest,
+    ensure_root,
+    next_generation,
+    read_fragment_head,
+    record_generation,
+)
 from easyckpt.digest import BodyDigest, chunk_count, digest_body
 from easyckpt.errors import CorruptCheckpoint, EasyckptError, StaleGeneration
 from easyckpt.keep import KeepLatest
 from easyckpt.lanes import cores, run_lanes
 from easyckpt.layout import Layout, layout_from_dict
-from easyckpt.manifest import FragmentRef, Manifest, PieceRecord
+from easyckpt.manifest import FragmentRef, LayoutRecord, Manifest, PieceRecord
 from easyckpt.records import GenerationRecord, RootRecord
 from easyckpt.retention import prune
 from easyckpt.saver.holdings import Piece
@@ -97,24 +103,25 @@ class Layouts:
     """
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, Layout] = OrderedDict()
+        self._known: OrderedDict[bytes, tuple[Layout, LayoutRecord]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, raw: bytes, body: memoryview) -> Layout:
-        """The layout of a body, with the header that stands in it.
+    def get(self, raw: bytes, body: memoryview) -> tuple[Layout, LayoutRecord]:
+        """The layout of a body, with the header that stands in it, and what an index has to say of it.
 
         Raises:
             CorruptCheckpoint: they do not belong together.
         """
         with self._lock:
-            layout = self._known.get(raw)
-            if layout is None or bytes(body[: len(layout.header)]) != layout.header:
+            known = self._known.get(raw)
+            if known is None or bytes(body[: len(known[0].header)]) != known[0].header:
                 layout = decode_layout(raw, bytes(body[: layout_header_bytes(raw)]))
-            self._known[raw] = layout
+                known = (layout, LayoutRecord.of(layout))
+            self._known[raw] = known
             self._known.move_to_end(raw)
             while len(self._known) > LAYOUTS_KEPT:
                 self._known.popitem(last=False)
-        return layout
+        return known
 
 
 def _seal_of(piece: Piece, body: memoryview) -> BodyDigest:
@@ -173,7 +180,7 @@ class Vault:
         digests: dict[int, str] = {}
         for ref in manifest.fragments:
             try:
-                fragment = read_fragment(self._storage, ref, manifest)
+                fragment = read_fragment_head(self._storage, ref, manifest)
             except EasyckptError as error:  # loading it will say so too, if it comes to that
                 _LOG.warning("step %d: %s", manifest.step, error)
                 continue
@@ -232,12 +239,14 @@ class Vault:
 
         def write(piece: Piece) -> None:
             with piece.body as body:
+                layout, record = self._layouts.get(piece.layout, body)
                 meta = PieceMeta(
                     generation=life.generation,
                     step=step,
                     node_rank=node_rank,
                     rank=piece.rank,
-                    layout=self._layouts.get(piece.layout, body),
+                    layout=layout,
+                    layout_record=record,
                     seal=_seal_of(piece, body),
                 )
                 done[piece.rank] = (meta, persist_piece(self._storage, body=body, piece=meta))

@@ -69,6 +69,8 @@ class PieceMeta:
     """With its header."""
     seal: BodyDigest
     """What the body was when it was complete."""
+    layout_record: LayoutRecord | None = None
+    """Of the same layout, where it was made before."""
 
     @property
     def name(self) -> StepName:
@@ -168,7 +170,7 @@ def make_fragment(
     metas = [meta for meta, _ in ordered]
     if len({(meta.name, meta.node_rank) for meta in metas}) != 1:
         raise Misuse("a fragment holds the pieces of one step of one node")
-    layouts = {meta.layout.digest: LayoutRecord.of(meta.layout) for meta in metas}
+    layouts = {meta.layout.digest: meta.layout_record or LayoutRecord.of(meta.layout) for meta in metas}
     try:
         return Fragment(
             run_id=run_id,

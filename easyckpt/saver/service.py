@@ -19,7 +19,6 @@ import os
 import socket
 import time
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,8 +42,6 @@ __all__ = ["Saver", "SaverConfig"]
 DRAIN_TIMEOUT_S = 120.0
 """What the last persist may take when the saver ends by itself."""
 
-HASHING_THREADS = 4
-STORAGE_THREADS = 8
 CONNECTIONS_MAX = 4096
 
 _LOG = logging.getLogger("easyckpt.saver")
@@ -73,10 +70,7 @@ class Saver:
     def __init__(self, config: SaverConfig) -> None:
         self._config = config
         self._secret = config.secret
-        self._threads = Threads(
-            hashing=ThreadPoolExecutor(HASHING_THREADS, thread_name_prefix="hash"),
-            storage=ThreadPoolExecutor(STORAGE_THREADS, thread_name_prefix="storage"),
-        )
+        self._threads = Threads.make()
         self._holdings = Holdings(memory_limit=config.memory_limit, headroom=config.headroom)
         self._sessions: set[Session] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -316,8 +310,7 @@ class Saver:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             # Not waited for: storage that hangs must not keep the process.
-            for pool in (self._threads.hashing, self._threads.storage):
-                pool.shutdown(wait=False, cancel_futures=True)
+            self._threads.end()
             self._holdings.close()
             with contextlib.suppress(OSError):
                 os.unlink(self._config.socket_path)
