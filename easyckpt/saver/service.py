@@ -309,7 +309,6 @@ class Saver:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            # Not waited for: storage that hangs must not keep the process.
             self._threads.end()
             self._holdings.close()
             with contextlib.suppress(OSError):
