@@ -51,6 +51,10 @@ def run_lanes(tasks: Sequence[Callable[[], object]], *, lanes: int | None = None
         finally:
             for future in running:
                 future.cancel()
-    for future in running:
-        if not future.cancelled():
-            future.result()
+    try:
+        for future in running:
+            if not future.cancelled():
+                future.result()
+    finally:
+        # An error's traceback leads back to this frame: such a ring would keep views of slots alive.
+        del future, running

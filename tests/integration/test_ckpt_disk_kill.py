@@ -214,3 +214,68 @@ def test_the_outcome_is_json_for_programs(tmp_path: Path) -> None:
         timeout=120,
     )
     assert [row["step"] for row in json.loads(done.stdout)["steps"]] == [10]
+
+
+LANES_WRITER = """
+import os, sys, threading
+from easyckpt.storage import LocalStorage, Parts
+from easyckpt.testing import CrashingPosix
+from easyckpt.testing.crash import CrashPlan
+
+def write(store, number):
+    parts = Parts(bytes=1 << 20, check=lambda begin, part: None)
+    for turn in range(2):
+        store.write_durable(f"node/body{number}", bytes([turn + 1]) * (5 << 20), parts=parts)
+        with open(f"{store.root}.promised", "a") as file:
+            print(number, turn, file=file)
+
+for line in sys.stdin:
+    root, at = line.split()
+    pid = os.fork()
+    if pid == 0:
+        store = LocalStorage(root, posix=CrashingPosix(CrashPlan(at=int(at), kill=True)), lanes=3)
+        threads = [threading.Thread(target=write, args=(store, number)) for number in range(2)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+
+
+def test_killed_while_bodies_are_written_in_lanes(fast_folder: tuple[Path, int]) -> None:
+    """Two bodies, three parts of each in flight: what was promised is whole, what is visible is whole."""
+    folder, _ = fast_folder
+    writer = subprocess.Popen(
+        [sys.executable, "-c", LANES_WRITER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdin is not None
+    assert writer.stdout is not None
+    codes = set()
+    try:
+        for at in range(0, 200, 3):
+            root = folder / f"at{at}"
+            print(root, at, file=writer.stdin, flush=True)
+            code = int(writer.stdout.readline())
+            codes.add(code)
+            store = LocalStorage(root)
+            promised: dict[str, int] = {}
+            if Path(f"{root}.promised").exists():
+                lines = [line.split() for line in Path(f"{root}.promised").read_text().splitlines()]
+                promised = {number: int(turn) for number, turn in lines}
+            seen = {entry.path: store.read(entry.path) for entry in store.list()}
+            for number in ("0", "1"):
+                body = seen.get(f"node/body{number}")
+                assert body is not None or number not in promised
+                if body is not None:
+                    assert body in (b"\1" * (5 << 20), b"\2" * (5 << 20))
+                    assert body[0] > promised.get(number, 0), "never older than promised"
+            for entry in store.unfinished():
+                store.delete(entry.path)
+            shutil.rmtree(root, ignore_errors=True)
+            if code == 0:
+                break
+    finally:
+        writer.stdin.close()
+        assert writer.wait(timeout=60) == 0
+        writer.stdout.close()
+    assert codes == {0, -signal.SIGKILL}

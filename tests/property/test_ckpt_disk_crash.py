@@ -74,6 +74,32 @@ def test_an_object_is_old_or_new_and_lasting_once_written(
     assert runs > 8, "the enumeration saw no operations"
 
 
+@loss
+def test_a_long_object_in_parts_is_old_or_new(what: PowerLoss, seed: int) -> None:
+    """Room is reserved first, so that the file has its length long before it has its bytes."""
+    old, new = b"o" * (1 << 20), b"n" * ((1 << 20) + 4097)
+    disk = SimulatedDisk()
+    done = False
+    parts = Parts(bytes=256 << 10, check=lambda begin, part: None)
+
+    def run(plan: CrashPlan) -> None:
+        nonlocal disk, done
+        disk, done = SimulatedDisk(), False
+        LocalStorage("/ckpt", posix=disk).write_durable("a/body", old)
+        store = LocalStorage("/ckpt", posix=CrashingPosix(plan, disk), lanes=1)
+        store.write_durable("a/body", new, parts=parts)
+        done = True
+
+    runs = 0
+    for plan in crash_points(run):
+        runs += 1
+        disk.power_loss(what, random.Random(f"{seed} {plan.at}"))
+        seen = LocalStorage("/ckpt", posix=disk).read("a/body")
+        assert seen in ({new} if done else {new, old}), f"dying at {plan.at}: {plan.names[-3:]}"
+    assert "reserve" in plan.names
+    assert runs > 14
+
+
 def _check(storage: Storage, promised: dict[StepName, tuple[bytearray, ...]]) -> None:
     """I1 what is visible verifies, I2 what was promised is visible, I3 with the bytes that were written."""
     visible = {step.name: step for step in visible_steps(storage)}
