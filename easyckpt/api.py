@@ -15,19 +15,19 @@ import logging
 import operator
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, SupportsIndex
 
 from easyckpt.bootstrap import Mooring, moor
 from easyckpt.errors import EasyckptError, EnvironmentFault, Misuse, SaveNotDone, SaverUnavailable
 from easyckpt.handle import SaveHandle
-from easyckpt.layout import Layout, layout_from_dict, layout_to_dict
-from easyckpt.link import Grant, Piece, RankLink
-from easyckpt.loader import Loader
-from easyckpt.plain import unpack
+from easyckpt.layout import Layout, layout_to_dict
+from easyckpt.link import Grant, RankLink
+from easyckpt.only import Selection
+from easyckpt.resume import resume
 from easyckpt.saver.protocol import Closed, Open, StageInfo
-from easyckpt.snapshot import fit_layout, read_plain, reader, write
+from easyckpt.snapshot import fit_layout, write
 from easyckpt.state import Capture, capture, check_state
 
 __all__ = ["Checkpointer", "close", "init", "load", "save"]
@@ -82,13 +82,23 @@ class Checkpointer:
         """The checkpoint folder."""
         return self._root
 
-    def load(self, state: dict[str, Any], *, step: int | None = None, strict: bool = True) -> int | None:
+    def load(
+        self,
+        state: dict[str, Any],
+        *,
+        step: int | None = None,
+        strict: bool = True,
+        only: str | Iterable[str] | None = None,
+    ) -> int | None:
         """Bring a saved state back, in place. Every rank has to call it.
+
+        The number of ranks and the way in which the state is cut may be others than when it was saved.
 
         Args:
             state: as given to `save`; tensors keep their memory, plain values are replaced.
             step: which; None is the newest that all ranks can have.
             strict: whether missing, unexpected, reshaped or retyped keys are errors.
+            only: key paths or patterns (``"model.encoder"``, ``"*.bias"``): nothing else is loaded or compared.
 
         Returns:
             The step, or None if there never was a checkpoint here.
@@ -103,28 +113,14 @@ class Checkpointer:
         link = self._connected()
         index = self._loads
         self._loads += 1
-        piece = link.load(index, None if step is None else _step(step))
+        wanted = None if step is None else _step(step)
+        found = resume(link, state, index=index, step=wanted, strict=strict, only=Selection(only))
         self._continuing = True
-        if piece is None:
-            self.restored_from = None
+        self.restored_from = None if found is None else found.tier
+        if found is None:
             return None
-        try:
-            self._put_back(state, piece, strict=strict)
-        finally:
-            link.loaded(index)
-        self.restored_from = piece.tier
-        _LOG.info("resumed from step %d (%s)", piece.step, piece.tier)
-        return piece.step
-
-    def _put_back(self, state: dict[str, Any], piece: Piece, *, strict: bool) -> None:
-        where = f"step {piece.step}"
-        header_bytes = json.loads(piece.layout)["header_bytes"]
-        layout = layout_from_dict(json.loads(piece.layout), header=piece.body[:header_bytes], where=where)
-        tree = unpack(read_plain(piece.body, layout, where=where), where=where)
-        loader = Loader(
-            state, tree, chunks=layout.chunks, read=reader(piece.body, layout), strict=strict, where=where
-        )
-        loader.run()
+        _LOG.info("resumed from step %d (%s)", found.step, found.tier)
+        return found.step
 
     def save(
         self,
@@ -357,9 +353,15 @@ def save(
     return _get_default().save(state, step=step, metrics=metrics, block=block)
 
 
-def load(state: dict[str, Any], *, step: int | None = None, strict: bool = True) -> int | None:
+def load(
+    state: dict[str, Any],
+    *,
+    step: int | None = None,
+    strict: bool = True,
+    only: str | Iterable[str] | None = None,
+) -> int | None:
     """`Checkpointer.load` of the default checkpointer."""
-    return _get_default().load(state, step=step, strict=strict)
+    return _get_default().load(state, step=step, strict=strict, only=only)
 
 
 def close(*, timeout: float = CLOSE_TIMEOUT_S) -> None:

@@ -8,7 +8,6 @@ saver), or the checkpoint itself::
     ├── Misuse                          2  the calling code or the command line must change
     │   ├── UnsupportedValue            2  a value in the state that cannot be stored without pickle
     │   ├── StateMismatch               2  the state to load into differs from what was saved
-    │   │   └── WorldSizeChanged        2  saved by another number of ranks
     │   └── StaleGeneration             2  spoken by a life of the job that has been replaced
     ├── EnvironmentFault                3  the surroundings refuse; the same code may work later or elsewhere
     │   ├── StorageError                3  the checkpoint folder or store
@@ -62,7 +61,6 @@ __all__ = [
     "StorageUnavailable",
     "UnknownFormat",
     "UnsupportedValue",
-    "WorldSizeChanged",
 ]
 
 
@@ -124,10 +122,6 @@ class StateMismatch(Misuse):
         self.missing = missing
         self.unexpected = unexpected
         self.changed = changed
-
-
-class WorldSizeChanged(StateMismatch):
-    """The checkpoint was saved by another number of ranks. Exit code 2."""
 
 
 class StaleGeneration(Misuse):

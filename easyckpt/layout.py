@@ -39,6 +39,7 @@ __all__ = [
     "ALIGNMENT",
     "DTYPE_BYTES",
     "SAFETENSORS_DTYPE",
+    "SMALL_ALIGNMENT",
     "Chunk",
     "ChunkKind",
     "ChunkSpec",

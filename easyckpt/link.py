@@ -5,14 +5,15 @@ A link belongs to the process that made it: after a fork the child must not spea
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from easyckpt.errors import Misuse, ProtocolError
+from easyckpt.errors import EasyckptError, Misuse, ProtocolError
 from easyckpt.saver.channel import BlockingChannel
-from easyckpt.saver.frames import read_failure
+from easyckpt.saver.frames import make_failure, read_failure
 from easyckpt.saver.protocol import (
     Close,
     Closed,
@@ -21,7 +22,10 @@ from easyckpt.saver.protocol import (
     LayoutUnknown,
     Load,
     Loaded,
+    LoadOffer,
     LoadReady,
+    LoadReshape,
+    LoadWant,
     Open,
     Seal,
     StageAbort,
@@ -30,6 +34,7 @@ from easyckpt.saver.protocol import (
     StageInfo,
     StageQuery,
     StageRefuse,
+    WantedChunk,
     Welcome,
 )
 from easyckpt.saver.protocol import Failure as FailureMessage
@@ -191,22 +196,51 @@ class RankLink:
         """The copy failed."""
         self._channel.ask(StageAbort(step=step, reason=reason), Done, timeout_s=ANSWER_TIMEOUT_S)
 
-    def load(self, index: int, step: int | None) -> Piece | None:
-        """The piece of this rank, when all ranks' pieces are ready; None if there is nothing to load.
+    def load(self, index: int, step: int | None) -> Piece | LoadOffer | None:
+        """The piece of this rank, when all ranks' pieces are ready; or an offer to answer with `want`; None if
+        there is nothing to load.
 
-        Call `loaded` when it was read.
+        Call `loaded` when the piece was read.
         """
         self._check_process()
-        ready = self._channel.ask(Load(index=index, step=step), LoadReady, timeout_s=LOAD_TIMEOUT_S)
-        if ready.step is None:
+        return self._take_load(Load(index=index, step=step))
+
+    def want(self, index: int, attempt: int, chunks: tuple[WantedChunk, ...]) -> Piece | LoadOffer | None:
+        """Say what this rank needs of the step that was offered. The piece holds these chunks
+        (`easyckpt.assembly.place`) and has no layout; or the offer is another one."""
+        return self._take_load(LoadWant(index=index, attempt=attempt, chunks=chunks))
+
+    def refuse(self, index: int, attempt: int, error: EasyckptError) -> None:
+        """This rank cannot take the step that was offered: nobody loads it, and everybody is told."""
+        refusal = make_failure(error)
+        with contextlib.suppress(EasyckptError):  # the answer is this very error
+            self._take_load(LoadWant(index=index, attempt=attempt, refusal=refusal))
+
+    def reshape(self, index: int) -> LoadOffer:
+        """The piece of this rank lacks something: what the pieces of all ranks have."""
+        return self._channel.ask(LoadReshape(index=index), LoadOffer, timeout_s=LOAD_TIMEOUT_S)
+
+    def _take_load(self, question: Load | LoadWant) -> Piece | LoadOffer | None:
+        answer = self._channel.ask_any(question, timeout_s=LOAD_TIMEOUT_S)
+        if isinstance(answer, FailureMessage):
+            raise read_failure(answer)
+        if isinstance(answer, LoadOffer):
+            return answer
+        if not isinstance(answer, LoadReady):
+            raise ProtocolError(f"{type(answer).__name__} came instead of a piece")
+        if answer.step is None:
             return None
         fd = self._channel.take_fd()
         try:
-            body = map_private(fd, ready.capacity)
+            body = map_private(fd, answer.capacity)
         finally:
             os.close(fd)
         return Piece(
-            step=ready.step, tier=ready.tier, body=body, body_bytes=ready.body_bytes, layout=ready.layout
+            step=answer.step,
+            tier=answer.tier,
+            body=body,
+            body_bytes=answer.body_bytes,
+            layout=answer.layout,
         )
 
     def loaded(self, index: int) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from easyckpt.errors import CorruptCheckpoint, UnsupportedValue
 
-__all__ = ["Code", "PartNode", "TensorRef", "join", "pack", "unpack"]
+__all__ = ["Code", "PartNode", "TensorRef", "join", "pack", "refs_of", "unpack"]
 
 DEPTH_MAX = 100
 """Nesting of values; deeper is most likely a cycle through objects."""
@@ -239,6 +239,17 @@ def _surrogates(text: str) -> bytes:
 def _type_name(value: object) -> str:
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def refs_of(value: Any) -> set[str]:
+    """Names of all tensors that a decoded tree refers to, without those of its parts."""
+    if isinstance(value, TensorRef):
+        return {value.name}
+    if isinstance(value, dict):
+        return set().union(*map(refs_of, value.values()))
+    if type(value) in (list, tuple):
+        return set().union(*map(refs_of, value))
+    return set()
 
 
 def unpack(data: bytes | memoryview, *, where: str = "") -> Any:

@@ -28,6 +28,7 @@ __all__ = [
     "check_length",
     "load_piece",
     "locate_piece",
+    "locate_pieces",
     "prove_header",
     "read_body",
     "read_chunk",
@@ -72,6 +73,27 @@ def locate_piece(storage: Storage, manifest: Manifest, rank: int) -> LocatedPiec
         if record.rank == rank:
             return LocatedPiece(step=manifest.step, record=record, layout=fragment.layout_of(record))
     raise AssertionError("read_fragment() checks the ranks")
+
+
+def locate_pieces(storage: Storage, manifest: Manifest, ranks: tuple[int, ...]) -> dict[int, LocatedPiece]:
+    """As `locate_piece`, for several ranks; each fragment is read once."""
+    found: dict[int, LocatedPiece] = {}
+    wanted = set(ranks)
+    for ref in manifest.fragments:
+        if not wanted.intersection(ref.ranks):
+            continue
+        fragment = read_fragment(storage, ref, manifest)
+        layouts = {layout.layout.digest: layout for layout in fragment.layouts}
+        for record in fragment.pieces:
+            if record.rank in wanted:
+                layout = layouts[record.layout]
+                found[record.rank] = LocatedPiece(step=manifest.step, record=record, layout=layout)
+    lacking = sorted(wanted - set(found))
+    if lacking:
+        raise IncompleteCheckpoint(
+            f"ranks {lacking[:8]} are not in step {manifest.step}", where=storage.where()
+        )
+    return found
 
 
 def load_piece(

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from easyckpt.errors import IncompleteCheckpoint, Misuse, StateMismatch
 from easyckpt.layout import DTYPE_BYTES, Chunk, ChunkKind, ChunkSpec
 
-__all__ = ["Copy", "Run", "StoredChunk", "plan_reads", "runs"]
+__all__ = ["Copy", "Run", "StoredChunk", "intersect", "plan_reads", "runs"]
 
 RUNS_MAX = 1 << 22
 """Of one chunk: a matrix of four million rows that is cut along its columns."""
@@ -105,7 +105,7 @@ def plan_reads(wanted: ChunkSpec, stored: Sequence[StoredChunk]) -> tuple[Copy, 
     for item in stored:
         if not left:
             break
-        left, found = _intersect(left, runs(item.chunk))
+        left, found = intersect(left, runs(item.chunk))
         copies += [
             Copy(
                 source=item.source,
@@ -124,7 +124,7 @@ def plan_reads(wanted: ChunkSpec, stored: Sequence[StoredChunk]) -> tuple[Copy, 
     return _joined(sorted(copies, key=lambda copy: copy.target_begin))
 
 
-def _intersect(wanted: list[Run], have: Iterator[Run]) -> tuple[list[Run], list[tuple[int, int, int]]]:
+def intersect(wanted: list[Run], have: Iterator[Run]) -> tuple[list[Run], list[tuple[int, int, int]]]:
     """What is still wanted, and (wanted's local, have's local, length) of what was found. Both are sorted."""
     left: list[Run] = []
     found: list[tuple[int, int, int]] = []

@@ -6,6 +6,7 @@ Each rank stores its own. `RNG` is stateless: it reads and sets the process's ge
 
 from __future__ import annotations
 
+import hashlib
 import random
 from typing import Any
 
@@ -41,3 +42,11 @@ class RNG:
         for index, value in enumerate(state.get("cuda", ())):
             if index < torch.cuda.device_count():
                 torch.cuda.set_rng_state(value, index)
+
+    def reseed(self, seed: int, rank: int) -> None:
+        """Begin anew, differently on every rank: another number of ranks has saved the generators' states."""
+        mixed = hashlib.sha256(f"{seed} {rank}".encode()).digest()
+        number = int.from_bytes(mixed[:8], "little")
+        random.seed(number)
+        np.random.seed(number % (1 << 32))
+        torch.manual_seed(number % (1 << 63))

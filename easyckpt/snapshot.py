@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import mmap
 import warnings
+from collections.abc import Mapping
 
 import torch
 
 from easyckpt.errors import CorruptCheckpoint
-from easyckpt.layout import STATE_LENGTH_BYTES, Chunk, Layout, build_layout
+from easyckpt.layout import STATE_LENGTH_BYTES, Chunk, ChunkSpec, Layout, build_layout
 from easyckpt.loader import Read
 from easyckpt.state import Capture
 
@@ -93,17 +94,25 @@ def _view(whole: torch.Tensor, chunk: Chunk) -> torch.Tensor:
     return whole[chunk.begin : chunk.end].view(dtype).view(chunk.sizes)
 
 
-def reader(body: mmap.mmap, layout: Layout) -> Read:
-    """A function that copies a chunk's bytes into a tensor of the same type and sizes."""
+def reader(body: mmap.mmap, places: Mapping[ChunkSpec, int], *, body_bytes: int) -> Read:
+    """A function that copies a chunk's bytes into a tensor of the same type and sizes.
+
+    Args:
+        body: a private mapping.
+        places: chunk → its first byte in the body.
+        body_bytes: length of the body.
+    """
     with warnings.catch_warnings():
         # A private mapping is writable, so that torch has nothing to warn of; older versions warn all the
         # same.
         warnings.simplefilter("ignore", UserWarning)
-        whole = torch.frombuffer(body, dtype=torch.uint8, count=layout.body_bytes)
+        whole = torch.frombuffer(body, dtype=torch.uint8, count=max(body_bytes, 1))
 
-    def read(chunk: Chunk, destination: torch.Tensor) -> None:
-        if chunk.end > chunk.begin:
-            destination.copy_(_view(whole, chunk))
+    def read(spec: ChunkSpec, destination: torch.Tensor) -> None:
+        if spec.byte_count:
+            begin = places[spec]
+            part = whole[begin : begin + spec.byte_count].view(getattr(torch, spec.dtype))
+            destination.copy_(part.view(spec.sizes))
 
     return read
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from easyckpt.adapters.base import Adapter, Captured, Context, TensorPart, registry
+from easyckpt.adapters.dtensor import localise
 from easyckpt.errors import Misuse, UnsupportedValue
 from easyckpt.layout import ChunkSpec
 from easyckpt.plain import PartNode, TensorRef, join, pack
@@ -88,9 +89,12 @@ def capture(state: dict[str, Any]) -> Capture:
 class Parts:
     """The objects of a state that have an adapter, found once, captured modules first."""
 
-    def __init__(self, state: dict[str, Any], *, strict: bool = True) -> None:
+    def __init__(
+        self, state: dict[str, Any], *, strict: bool = True, reseed: tuple[int, int] | None = None
+    ) -> None:
         self._adapters = registry()
         self._strict = strict
+        self._reseed = reseed
         self.found: dict[str, tuple[Any, Adapter]] = {}
         self.captured: dict[str, Captured] = {}
         self.parameter_names: dict[int, str] = {}
@@ -102,7 +106,9 @@ class Parts:
         return next((adapter for adapter in self._adapters if adapter.matches(value)), None)
 
     def context(self, path: str) -> Context:
-        return Context(path=path, parameter_names=self.parameter_names, strict=self._strict)
+        return Context(
+            path=path, parameter_names=self.parameter_names, strict=self._strict, reseed=self._reseed
+        )
 
     def order(self) -> list[str]:
         """Paths, optimizers last."""
@@ -158,6 +164,7 @@ class _Collector:
         return PartNode(adapter=found[1].name, tensors=names, plain=captured.plain)
 
     def _add(self, part: TensorPart, name: str) -> None:
+        part = localise(part, name)
         tensor = part.tensor.detach()
         check_tensor(tensor, name)
         identity = memory_identity(tensor)

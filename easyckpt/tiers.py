@@ -1,5 +1,8 @@
 """Which step to restore, and from where each rank takes its piece. Pure: facts in, plan out.
 
+A step that another number of ranks saved is restored too: its plan names, for each saved rank, everything
+that can be had (`Plan.reshaped`); who needs which bytes of it is found later, by `easyckpt.catalog`.
+
 A *candidate* is a step in memory (one generation's save) or a step that is visible on storage. It can be
 restored if every rank's piece is somewhere: in a saver's memory or on storage. Pieces of different origin
 are used together only if they are proved to be of the same save: every piece in memory that storage also
@@ -44,7 +47,21 @@ class Plan:
     on_disk: OnDisk | None
     """The step on storage that belongs to it, if any."""
     sources: tuple[Source, ...]
-    """One per rank, by rank."""
+    """One per rank, by rank. If `reshaped`: of each saved rank all that can be had, memory first."""
+    world_size: int
+    """Number of ranks that saved the step."""
+    reshaped: bool = False
+    """Whether that was another number than now."""
+
+    def holders(self, nodes: int) -> tuple[tuple[int, ...], ...]:
+        """By node: the saved ranks whose pieces it has in memory, each rank at one node only."""
+        found: list[list[int]] = [[] for _ in range(nodes)]
+        seen: set[int] = set()
+        for source in self.sources:
+            if source.tier != DISK and source.rank not in seen and source.node_rank < nodes:
+                seen.add(source.rank)
+                found[source.node_rank].append(source.rank)
+        return tuple(map(tuple, found))
 
     @property
     def durable(self) -> bool:
@@ -70,14 +87,25 @@ def choose(
         bad: sources that were tried and failed.
     """
     world_size = len(node_of_rank)
-    stored = [item for item in on_disk if item.world_size == world_size and step in (None, item.step)]
-    memory: dict[Key, dict[int, dict[int, str]]] = {}  # key → rank → node → digest
+    stored = [item for item in on_disk if step in (None, item.step)]
+    memory: dict[tuple[Key, int], dict[int, dict[int, str]]] = {}  # key, ranks → rank → node → digest
     for node, pieces in held.items():
         for piece in pieces:
-            if piece.world_size == world_size and step in (None, piece.key.step):
-                memory.setdefault(piece.key, {}).setdefault(piece.rank, {})[node] = piece.digest
-    plans = [_from_memory(key, ranks, stored, node_of_rank, bad) for key, ranks in memory.items()]
-    plans += [_from_disk(item, node_of_rank, bad) for item in stored]
+            if step in (None, piece.key.step):
+                ranks = memory.setdefault((piece.key, piece.world_size), {})
+                ranks.setdefault(piece.rank, {})[node] = piece.digest
+    plans: list[Plan | None] = []
+    for (key, saved_ranks), ranks in memory.items():
+        twins = [item for item in stored if item.world_size == saved_ranks]
+        if saved_ranks == world_size:
+            plans.append(_from_memory(key, ranks, twins, node_of_rank, bad))
+        else:
+            plans.append(_reshaped(key, ranks, twins, saved_ranks, bad))
+    for item in stored:
+        if item.world_size == world_size:
+            plans.append(_from_disk(item, node_of_rank, bad))
+        else:
+            plans.append(_reshaped(None, {}, [item], item.world_size, bad))
     found = [plan for plan in plans if plan is not None]
     return max(found, key=_preference, default=None)
 
@@ -86,6 +114,40 @@ def _preference(plan: Plan) -> tuple[int, int, int]:
     generation = plan.memory_key.generation if plan.memory_key is not None else -1
     stored = plan.on_disk.generation if plan.on_disk is not None else -1
     return (plan.step, generation, stored)
+
+
+def _reshaped(
+    key: Key | None,
+    ranks: Mapping[int, Mapping[int, str]],
+    stored: list[OnDisk],
+    saved_ranks: int,
+    bad: frozenset[Source],
+) -> Plan | None:
+    same = [item for item in stored if key is None or (item.step == key.step and _same_save(ranks, item))]
+    twin = max(same, key=lambda item: item.generation, default=None)
+    sources: list[Source] = []
+    for rank in range(saved_ranks):
+        options = [
+            Source(rank=rank, tier=MEMORY, node_rank=node, digest=digest)
+            for node, digest in sorted(ranks.get(rank, {}).items())
+        ]
+        if twin is not None and (key is None or rank in twin.digests):
+            options.append(Source(rank=rank, tier=DISK, digest=twin.digests.get(rank, "")))
+        usable = [option for option in options if option not in bad]
+        if not usable:
+            return None
+        sources += usable
+    if key is None and twin is None:
+        return None
+    step = key.step if key is not None else twin.step if twin is not None else 0
+    return Plan(
+        step=step,
+        memory_key=key,
+        on_disk=twin,
+        sources=tuple(sources),
+        world_size=saved_ranks,
+        reshaped=True,
+    )
 
 
 def _from_memory(
@@ -109,7 +171,13 @@ def _from_memory(
         if not usable:
             return None
         sources.append(usable[0])
-    return Plan(step=key.step, memory_key=key, on_disk=twin, sources=tuple(sources))
+    return Plan(
+        step=key.step,
+        memory_key=key,
+        on_disk=twin,
+        sources=tuple(sources),
+        world_size=len(node_of_rank),
+    )
 
 
 def _same_save(ranks: Mapping[int, Mapping[int, str]], item: OnDisk) -> bool:
@@ -127,4 +195,4 @@ def _from_disk(item: OnDisk, node_of_rank: Mapping[int, int], bad: frozenset[Sou
     )
     if any(source in bad for source in sources):
         return None
-    return Plan(step=item.step, memory_key=None, on_disk=item, sources=sources)
+    return Plan(step=item.step, memory_key=None, on_disk=item, sources=sources, world_size=len(node_of_rank))

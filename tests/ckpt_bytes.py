@@ -6,7 +6,7 @@ import mmap
 from typing import Any
 
 from easyckpt.layout import Layout
-from easyckpt.loader import Loader
+from easyckpt.loader import Loader, known_of
 from easyckpt.plain import unpack
 from easyckpt.snapshot import fit_layout, read_plain, reader, write
 from easyckpt.state import capture
@@ -24,5 +24,7 @@ def to_bytes(state: dict[str, Any], previous: Layout | None = None) -> tuple[Lay
 def from_bytes(layout: Layout, body: mmap.mmap, state: dict[str, Any], *, strict: bool = True) -> None:
     """Load the body into the state, in place."""
     tree = unpack(read_plain(body, layout, where="test"))
-    read = reader(body, layout)
-    Loader(state, tree, chunks=layout.chunks, read=read, strict=strict, where="test").run()
+    loader = Loader(state, tree, known=known_of(layout.chunks), strict=strict, where="test")
+    begins = {chunk.name: chunk.begin for chunk in layout.chunks}
+    places = {spec: begins[spec.name] for spec in loader.compare()}
+    loader.fill(reader(body, places, body_bytes=layout.body_bytes))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -149,6 +151,17 @@ class Nodes:
         begun = self.nodes[0].begun
         assert begun is not None
         return [self.checkpointer(rank, **options) for rank in range(begun.world_size)]
+
+    def load_together(
+        self, workers: list[Checkpointer], states: list[dict[str, Any]], **options: Any
+    ) -> list[int | None]:
+        """Every rank's load at once, as ranks do it."""
+        with ThreadPoolExecutor(len(workers)) as pool:
+            loads = [
+                pool.submit(worker.load, state, **options)
+                for worker, state in zip(workers, states, strict=True)
+            ]
+            return [load.result(PATIENCE_S) for load in loads]
 
     def drop_workers(self) -> None:
         """End the connections of all checkpointers without a goodbye, as a kill does."""

@@ -25,7 +25,7 @@ cheap and must not import the framework: look at ``type(value).__module__`` of t
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -65,6 +65,8 @@ class Captured:
     plain: Any = None
     """Numbers, strings, bytes, None, lists, tuples, dicts, sets, arrays, and tensors that are not kept in
     place."""
+    elsewhere: Callable[[str], bool] | None = None
+    """Whether a tensor of this name may be the object's, though none of it is on this rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +77,8 @@ class SavedTensor:
     """Relative to the object, as `TensorPart.name`."""
     dtype: str
     """By torch's name without ``torch.``: ``bfloat16``."""
-    kind: ChunkKind
     global_shape: tuple[int, ...]
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
+    """Of the logical tensor; how it was cut is of no concern to a load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +99,8 @@ class Context:
     """``id(parameter)`` → full logical name, for the parameters of all modules in the state."""
     strict: bool = True
     """False at a load that tolerates differences."""
+    reseed: tuple[int, int] | None = None
+    """(seed, rank) at a load of what another number of ranks saved: for values that each rank has alone."""
 
 
 @runtime_checkable

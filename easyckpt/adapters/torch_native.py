@@ -40,12 +40,15 @@ class ModuleAdapter:
         """See `Adapter.capture`."""
         _refuse_unsupported(value, context.path)
         wrappers = _wrapper_prefixes(value)
+        entries = value.state_dict(
+            keep_vars=True
+        )  # first: FSDP2 brings its parameters to their shards with it
         own: dict[str, torch.Tensor] = dict(value.named_parameters(remove_duplicate=False))
         own.update(value.named_buffers(remove_duplicate=False))
         tensors: list[TensorPart] = []
         extra: dict[str, Any] = {}
         other: dict[str, Any] = {}
-        for raw, entry in value.state_dict(keep_vars=True).items():
+        for raw, entry in entries.items():
             name = _without(raw, wrappers)
             if isinstance(entry, torch.Tensor) and own.get(raw) is entry:
                 tensors.append(TensorPart(name=name, tensor=entry))
@@ -185,8 +188,8 @@ class OptimizerAdapter:
             if parameter is None:  # only when the load is not strict
                 continue
             for key, where in zip(listing[::2], listing[1::2], strict=True):
-                spec = saved.tensors[f"state.{name}.{key}"]
-                if not _fits(value.state[parameter].get(key), spec):
+                spec = saved.tensors.get(f"state.{name}.{key}")
+                if spec is not None and not _fits(value.state[parameter].get(key), spec):
                     value.state[parameter][key] = _create(spec, parameter, where)
 
     def finish(self, value: Optimizer, plain: Any, context: Context) -> None:
@@ -239,8 +242,8 @@ def _compare_groups(optimizer: Optimizer, plain: Any, names: dict[int, str], con
             where=context.path,
         )
     have = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
-    saved = [group["params"] for group in plain["groups"]]
-    if have == saved:
+    saved = [list(group["params"]) for group in plain["groups"]]
+    if list(map(sorted, have)) == list(map(sorted, saved)):
         return
     flat_have = {name for group in have for name in group}
     flat_saved = {name for group in saved for name in group}
@@ -257,7 +260,7 @@ def _compare_groups(optimizer: Optimizer, plain: Any, names: dict[int, str], con
 def _fits(present: object, spec: SavedTensor) -> bool:
     return (
         isinstance(present, torch.Tensor)
-        and tuple(present.shape) == spec.sizes
+        and tuple(present.shape) == spec.global_shape
         and str(present.dtype) == f"torch.{spec.dtype}"
     )
 
@@ -265,10 +268,10 @@ def _fits(present: object, spec: SavedTensor) -> bool:
 def _create(spec: SavedTensor, parameter: torch.Tensor, where: str) -> torch.Tensor:
     dtype = getattr(torch, spec.dtype)
     device = parameter.device if where == "parameter" else torch.device(where)
-    if tuple(parameter.shape) == spec.sizes and device == parameter.device:
-        # Keeps strides such as channels_last, as optimizers themselves do.
+    if tuple(parameter.shape) == spec.global_shape and device == parameter.device:
+        # Keeps strides such as channels_last, and shards, as optimizers themselves do.
         return torch.zeros_like(parameter, dtype=dtype, device=device, requires_grad=False)
-    return torch.zeros(spec.sizes, dtype=dtype, device=device)
+    return torch.zeros(spec.global_shape, dtype=dtype, device=device)
 
 
 def _to_device(entry: Any, device: torch.device) -> Any:
@@ -303,8 +306,11 @@ class StatefulAdapter:
         """Nothing to create: its state comes back as a whole."""
 
     def finish(self, value: Any, plain: Any, context: Context) -> None:
-        """See `Adapter.finish`."""
-        value.load_state_dict(plain)
+        """See `Adapter.finish`. What each rank has alone begins anew where the number of ranks is another."""
+        if context.reseed is not None and callable(getattr(type(value), "reseed", None)):
+            value.reseed(*context.reseed)
+        else:
+            value.load_state_dict(plain)
 
 
 ADAPTERS: tuple[Adapter, ...] = (ModuleAdapter(), OptimizerAdapter(), StatefulAdapter())

@@ -22,7 +22,7 @@ from easyckpt.saver.ledger import Change, Ledger, PersistPolicy
 from easyckpt.saver.peering import Persisted, PersistStep
 from easyckpt.saver.protocol import Begin, Key, Message, Open
 
-__all__ = ["FINISH_TIMEOUT_S", "CommitHost", "Commits", "Spawn", "Threads"]
+__all__ = ["FINISH_TIMEOUT_S", "CommitHost", "Commits", "Foreign", "Spawn", "Threads"]
 
 PERSIST_TIMEOUT_S = 3600.0
 """Until a node that has not reported its pieces counts as failed for this step."""
@@ -74,6 +74,16 @@ class Threads:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreign:
+    """The restored step, where another number of ranks saved it."""
+
+    step: int
+    world_size: int
+    ranks: tuple[tuple[int, ...], ...]
+    """By node: the saved ranks whose pieces it writes; each stands once."""
+
+
 class CommitHost(Protocol):
     """What the commits need from the lead."""
 
@@ -114,6 +124,7 @@ class Commits:
         """Recorded for a restore that is about to be settled."""
         self._life_lock = asyncio.Lock()
         self._resumed: int | None = None
+        self._foreign: Foreign | None = None
         self._order: PersistStep | None = None
         self._work: asyncio.Task[None] | None = None
         self._began_at = 0.0
@@ -157,8 +168,9 @@ class Commits:
         except asyncio.TimeoutError:
             raise StorageUnavailable(f"no answer within {LOOK_TIMEOUT_S:g} s", where=vault.root) from None
 
-    def settle(self, resumed: int | None) -> None:
+    def settle(self, resumed: int | None, *, foreign: Foreign | None = None) -> None:
         """All ranks resume from this step: what was being written is history; storage learns of this life."""
+        self._foreign = foreign
         if self._work is not None:
             self._work.cancel()
         self._order = None
@@ -229,11 +241,13 @@ class Commits:
 
     async def _write_and_commit(self, step: int) -> str:
         life = await self._ensure_life()
+        foreign = self._foreign if self._foreign is not None and self._foreign.step == step else None
         order = PersistStep(
             key=Key(self._begin.generation, step),
             life=life.generation,
             run_id=life.run_id,
             root=self._opened().root,
+            ranks=foreign.ranks if foreign is not None else (),
         )
         self._fragments.clear()
         self._order = order
@@ -246,10 +260,10 @@ class Commits:
             return f"node {failed[0].node_rank}: {failed[0].error}"
         commit = partial(
             self._opened().commit,
-            tuple(decode_ref(message.fragment) for message in self._fragments.values()),
+            tuple(decode_ref(message.fragment) for message in self._fragments.values() if message.fragment),
             life=life,
             step=step,
-            world_size=self._begin.world_size,
+            world_size=self._begin.world_size if foreign is None else foreign.world_size,
             metrics=dict(self._ledger.metrics_of(step)),
         )
         return await self._blocking(commit)

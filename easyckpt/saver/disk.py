@@ -34,6 +34,7 @@ from easyckpt.keep import KeepLatest
 from easyckpt.lanes import cores, run_lanes
 from easyckpt.layout import Layout, layout_from_dict
 from easyckpt.manifest import FragmentRef, LayoutRecord, Manifest, PieceRecord
+from easyckpt.read import check_length, locate_pieces, read_chunk
 from easyckpt.records import GenerationRecord, RootRecord
 from easyckpt.retention import prune
 from easyckpt.saver.holdings import Piece
@@ -303,6 +304,17 @@ class Vault:
     def locate(self, manifest: Manifest, rank: int) -> LocatedPiece:
         """Where a rank's piece lies and how long it is."""
         return locate_piece(self._storage, manifest, rank)
+
+    def locate_all(self, manifest: Manifest, ranks: tuple[int, ...]) -> dict[int, LocatedPiece]:
+        """The pieces of several ranks, whose bodies have their length. Each fragment is read once."""
+        located = locate_pieces(self._storage, manifest, ranks)
+        for piece in located.values():
+            check_length(self._storage, piece.record, step=manifest.step)
+        return located
+
+    def read_chunk(self, located: LocatedPiece, index: int, *, into: memoryview) -> None:
+        """Read one hash chunk and prove it."""
+        read_chunk(self._storage, located.record, index=index, into=into, step=located.step)
 
     def load(self, located: LocatedPiece, into: memoryview) -> Layout:
         """Read a piece and prove every byte."""

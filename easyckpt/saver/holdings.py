@@ -167,6 +167,38 @@ class Holdings:
             self._discard(present)
         return self._append(held, layout, body_bytes)
 
+    def scratch(self, held: Held, *, body_bytes: int) -> Piece:
+        """Room for what a load puts together: pinned once, never found, its memory goes with the last pin.
+
+        Raises:
+            MemoryFull: there is no memory for it.
+        """
+        slot = self._take_slot(held.rank, max(body_bytes, 1))
+        piece = Piece(
+            key=held.key,
+            rank=held.rank,
+            world_size=held.world_size,
+            slot=slot,
+            layout=b"",
+            body_bytes=body_bytes,
+            dropped=True,
+        )
+        piece.pin()
+        return piece
+
+    def of_step(self, key: Key) -> tuple[Piece, ...]:
+        """All sealed pieces of a step."""
+        found = (piece for pieces in self._pieces.values() for piece in pieces if piece.key == key)
+        return tuple(piece for piece in found if piece.state is PieceState.SEALED)
+
+    def drop_others(self, world_size: int) -> None:
+        """Drop what another number of ranks saved: a newer step is complete."""
+        for rank, pieces in list(self._pieces.items()):
+            for piece in [piece for piece in pieces if piece.world_size != world_size]:
+                self._discard(piece)
+                for slot in self._free.pop(rank, []):
+                    slot.close()
+
     def drop(self, piece: Piece) -> None:
         """Forget a piece; its slot is reused. A pinned one stays whole for who pins it, and is not found."""
         if piece in self._pieces.get(piece.rank, ()):

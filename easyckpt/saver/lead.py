@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from easyckpt.errors import EasyckptError
-from easyckpt.saver.commits import FINISH_TIMEOUT_S, Commits, Spawn, Threads
+from easyckpt.saver.commits import FINISH_TIMEOUT_S, Commits, Foreign, Spawn, Threads
 from easyckpt.saver.disk import DiskView
 from easyckpt.saver.ledger import Change, Ledger, PersistPolicy, Stage
 from easyckpt.saver.peering import (
@@ -159,7 +159,12 @@ class Lead:
         """All ranks resume from here: older history ends, and storage learns of this life."""
         step = plan.step if plan is not None else None
         self._ledger.restored(step, durable=plan is not None and plan.durable, now=self._clock())
-        self._commits.settle(step)
+        foreign = None
+        if plan is not None and plan.reshaped:
+            foreign = Foreign(
+                step=plan.step, world_size=plan.world_size, ranks=plan.holders(self._begin.nodes)
+            )
+        self._commits.settle(step, foreign=foreign)
         self._tell_health()
 
     # --- members ---
@@ -248,7 +253,7 @@ class Lead:
         }
         plan = choose(own, (), node_of_rank=self.node_of_rank())
         if plan is not None:
-            whole = all(source.tier == MEMORY for source in plan.sources)
+            whole = not plan.reshaped and all(source.tier == MEMORY for source in plan.sources)
             self._ledger.taken_over(plan.step, whole=whole, now=self._clock())
             self._commits.take_over(plan.step)
 

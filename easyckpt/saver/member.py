@@ -167,6 +167,8 @@ class Member:
                 future.set_result(message)
         elif isinstance(message, StageReached):
             self._note_stage(message.step, message.stage, message.reason)
+            if message.stage == "memory":  # what another number of ranks saved is not needed any more
+                self._holdings.drop_others(self.begin.world_size)
         elif isinstance(message, Health):
             self.health = message
         elif isinstance(message, Members):
@@ -184,9 +186,10 @@ class Member:
             self._drained = message
         elif isinstance(message, Refused):
             self._refused = message.failure
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Something changed."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -305,14 +308,15 @@ class Member:
 
     # --- loads ---
 
-    async def load(self, rank: int, index: int, step: int | None) -> tuple[Piece | None, str]:
-        """See `Resumes.load`."""
-        return await self._resumes.load(rank, index, step)
+    @property
+    def resumes(self) -> Resumes:
+        """The loads of this node's ranks."""
+        return self._resumes
 
     def loaded(self, rank: int, step: int, tier: str) -> None:
         """The rank has read its piece."""
         self._resumes.loaded(rank, step, tier)
-        self._wake()
+        self.wake()
 
     # --- the end ---
 
@@ -323,8 +327,9 @@ class Member:
     def retire(self, why: str) -> None:
         """The generation is over here: whoever waits is told."""
         self._refused = Failure(kind="StaleGeneration", what=why)
+        self._resumes.close()
         self.disconnected()
-        self._wake()
+        self.wake()
 
     async def drain(self, timeout_s: float) -> Drained:
         """Have the newest step made durable; what is safe now, or when the time or the lead is over."""

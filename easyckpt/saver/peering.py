@@ -12,6 +12,8 @@ from easyckpt.saver.protocol import Failure, Held, Key, Message, Open
 
 __all__ = [
     "Ask",
+    "Describe",
+    "Described",
     "DrainWanted",
     "Drained",
     "Go",
@@ -28,7 +30,9 @@ __all__ = [
     "Prepare",
     "Prepared",
     "Pull",
+    "PullRanges",
     "Put",
+    "RangesFollow",
     "RankLoaded",
     "Refused",
     "Register",
@@ -105,6 +109,7 @@ class Persisted(Message, frozen=True, kw_only=True):
     key: Key
     life: int
     fragment: bytes = b""
+    """Empty if it has no pieces of this step."""
     error: str = ""
 
 
@@ -133,6 +138,8 @@ class Prepared(Message, frozen=True, kw_only=True):
     attempt: int
     failed: tuple[Source, ...] = ()
     errors: tuple[str, ...] = ()
+    refusal: Failure | None = None
+    """A rank cannot take what was saved, whatever the sources."""
 
 
 class RankLoaded(Message, frozen=True, kw_only=True):
@@ -202,10 +209,17 @@ class PersistStep(Message, frozen=True, kw_only=True):
     run_id: str
     root: str
     """The checkpoint folder; the order may come before a rank of this node has named it."""
+    ranks: tuple[tuple[int, ...], ...] = ()
+    """By node: whose pieces it writes. Empty: those of its own ranks."""
 
 
 class Prepare(Message, frozen=True, kw_only=True):
-    """Get the pieces of your ranks ready."""
+    """Get the pieces of your ranks ready.
+
+    Where the step was saved by another number of ranks (``saved_ranks``), the sources are all that can be had
+    of each saved rank, on any node, the better ones first. Then the order comes twice: first each node proves
+    what it holds of them, then (``assemble``) each node puts together what its own ranks want.
+    """
 
     index: int
     attempt: int
@@ -217,6 +231,9 @@ class Prepare(Message, frozen=True, kw_only=True):
     manifest: bytes = b""
     """JSON of the manifest, for pieces from storage."""
     root: str = ""
+    saved_ranks: int = 0
+    """0: by as many as now."""
+    assemble: bool = False
 
 
 class Go(Message, frozen=True, kw_only=True):
@@ -293,6 +310,38 @@ class Piece(Message, frozen=True, kw_only=True):
     held: Held
     layout: bytes
     body_bytes: int
+
+
+class Describe(Message, frozen=True, kw_only=True):
+    """How are your pieces of this step laid out? Answered by `Described`."""
+
+    generation: int
+    key: Key
+
+
+class Described(Message, frozen=True, kw_only=True):
+    """The layouts of a saver's sealed pieces of a step, each once."""
+
+    layouts: tuple[bytes, ...]
+    ranks: tuple[tuple[int, ...], ...]
+    """By layout: who has it."""
+
+
+class PullRanges(Message, frozen=True, kw_only=True):
+    """Give these bytes (begin, length) of a piece; answered by `RangesFollow` and the bytes, one behind the
+    other."""
+
+    generation: int
+    key: Key
+    rank: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+class RangesFollow(Message, frozen=True, kw_only=True):
+    """So many bytes follow, and this is their digest."""
+
+    byte_count: int
+    digest: str
 
 
 class Link(Message, frozen=True, kw_only=True):

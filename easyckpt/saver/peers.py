@@ -11,12 +11,14 @@ from easyckpt.saver.auth import SECRET_BYTES_MIN, prove_as_server
 from easyckpt.saver.channel import AsyncChannel
 from easyckpt.saver.commits import Threads
 from easyckpt.saver.frames import make_failure
+from easyckpt.saver.gather import serve_ranges
 from easyckpt.saver.holdings import Holdings
 from easyckpt.saver.lead import Lead
 from easyckpt.saver.member import Member
-from easyckpt.saver.peering import Link, Pull, Put, Register
+from easyckpt.saver.peering import Describe, Link, Pull, PullRanges, Put, Register
 from easyckpt.saver.protocol import Message
 from easyckpt.saver.replicate import accept_put, serve_pull
+from easyckpt.saver.stock import describe
 from easyckpt.saver.uplink import Outbox, pump
 
 __all__ = ["PeerHost", "serve_peer"]
@@ -62,13 +64,17 @@ async def _serve(channel: AsyncChannel, message: Message, host: PeerHost, *, thr
         await _serve_member(channel, host.lead)
         return
     current = host.member.begin.generation if host.member is not None else -1
-    if isinstance(message, (Put, Pull)) and message.generation != current:
+    if isinstance(message, (Put, Pull, PullRanges, Describe)) and message.generation != current:
         error = StaleGeneration(f"generation {message.generation} is not this saver's, {current}")
         await channel.send(make_failure(error))
     elif isinstance(message, Put):
         await accept_put(channel, message, holdings=host.holdings, executor=threads.hashing)
     elif isinstance(message, Pull):
         await serve_pull(channel, message, host.holdings)
+    elif isinstance(message, PullRanges):
+        await serve_ranges(channel, message, host.holdings)
+    elif isinstance(message, Describe):
+        await channel.send(describe(host.holdings, message.key))
     else:
         raise ProtocolError(f"{type(message).__name__} is no first message of a peer")
 

@@ -19,7 +19,10 @@ __all__ = [
     "Key",
     "LayoutUnknown",
     "Load",
+    "LoadOffer",
     "LoadReady",
+    "LoadReshape",
+    "LoadWant",
     "Loaded",
     "Message",
     "Open",
@@ -36,6 +39,8 @@ __all__ = [
     "StageRefuse",
     "Status",
     "StatusAsk",
+    "TensorKnown",
+    "WantedChunk",
     "Welcome",
 ]
 
@@ -198,6 +203,53 @@ class LoadReady(Message, frozen=True, kw_only=True):
     body_bytes: int = 0
     capacity: int = 0
     layout: bytes = b""
+
+
+class TensorKnown(msgspec.Struct, frozen=True, array_like=True):
+    """A logical tensor of a saved step."""
+
+    name: str
+    dtype: str
+    global_shape: tuple[int, ...]
+
+
+class LoadOffer(Message, frozen=True, kw_only=True):
+    """The step was saved in another layout: say with `LoadWant` which chunks this rank needs."""
+
+    attempt: int
+    step: int
+    tensors: tuple[TensorKnown, ...]
+    plain: bytes
+    """Plain state of the saved rank that this rank takes after."""
+    saved_ranks: int
+    seed: int
+    """The same on every rank, for what cannot be cut anew."""
+
+
+class WantedChunk(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk that a rank needs."""
+
+    name: str
+    kind: str
+    dtype: str
+    global_shape: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+class LoadWant(Message, frozen=True, kw_only=True):
+    """The answer to `LoadOffer`. With ``refusal`` the rank cannot take the step, and no rank does."""
+
+    index: int
+    attempt: int
+    chunks: tuple[WantedChunk, ...] = ()
+    refusal: Failure | None = None
+
+
+class LoadReshape(Message, frozen=True, kw_only=True):
+    """The rank's own piece does not have all that it needs: offer what all pieces have."""
+
+    index: int
 
 
 class Loaded(Message, frozen=True, kw_only=True):

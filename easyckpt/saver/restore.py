@@ -20,6 +20,7 @@ from easyckpt.layout import layout_to_dict
 from easyckpt.manifest import Manifest
 from easyckpt.saver.commits import Threads
 from easyckpt.saver.disk import Vault
+from easyckpt.saver.gather import Gatherer
 from easyckpt.saver.holdings import Holdings, Piece, SlotsBusy
 from easyckpt.saver.peering import Prepare, Prepared, Pull, Source
 from easyckpt.saver.protocol import Begin, Held, Key
@@ -42,6 +43,8 @@ class Restorer:
     """
 
     def __init__(self, begin: Begin, *, holdings: Holdings, dialer: Dialer, threads: Threads) -> None:
+        self.gatherer = Gatherer(begin.generation, holdings=holdings, dialer=dialer, threads=threads)
+        """For steps of another layout."""
         self._holdings = holdings
         self._dialer = dialer
         self._threads = threads
@@ -52,7 +55,10 @@ class Restorer:
         """Get all pieces of an order ready, one after the other; those that cannot be had are named."""
         failed: list[Source] = []
         errors: list[str] = []
-        for source in message.sources:
+        sources = message.sources
+        if message.saved_ranks:  # each node proves what it holds; who needs what of it is found later
+            sources = tuple(item for item in sources if item.tier == MEMORY and item.node_rank == node_rank)
+        for source in sources:
             try:
                 await self._one(message, source, addresses)
             except (EasyckptError, OSError, SlotsBusy) as error:

@@ -4,6 +4,10 @@ A *round* is the n-th load of every rank in a generation. The lead chooses a pla
 every member to get its ranks' pieces ready and verified, and only when all have answered does it say `Go`.
 A piece that cannot be had from where the plan said is struck out and the plan is made again, from the next
 tier or for an older step. Each attempt strikes out at least one source, so that it ends.
+
+A step that another number of ranks saved takes two orders: first every node proves what it holds of it, then
+every node puts together what its ranks want (`easyckpt.saver.resume`). A rank that cannot take what was saved
+refuses, and then no rank loads.
 """
 
 from __future__ import annotations
@@ -16,16 +20,18 @@ from typing import Protocol
 
 import msgspec
 
-from easyckpt.errors import EasyckptError, NothingToLoad, WorldSizeChanged
+from easyckpt.errors import EasyckptError, NothingToLoad
 from easyckpt.saver.disk import DiskView
 from easyckpt.saver.frames import make_failure
 from easyckpt.saver.peering import Go, Prepare, Prepared, Source
-from easyckpt.saver.protocol import Held, Key, Message
+from easyckpt.saver.protocol import Failure, Held, Key, Message
 from easyckpt.tiers import DISK, Plan, choose
 
 __all__ = ["RestoreHost", "Rounds"]
 
 ERRORS_KEPT = 8
+ORDERS_MAX = 100
+"""How often members may lose their connection in one attempt."""
 
 _LOG = logging.getLogger("easyckpt.saver")
 
@@ -72,6 +78,8 @@ class _Round:
     all_answered: asyncio.Event = field(default_factory=asyncio.Event)
     bad: set[Source] = field(default_factory=set)
     errors: list[str] = field(default_factory=list)
+    refusal: Failure | None = None
+    """A rank cannot take the step, whatever its sources."""
     outcome: Go | None = None
 
 
@@ -134,7 +142,7 @@ class Rounds:
                 bad=frozenset(entry.bad),
             )
             if plan is None:
-                return self._nothing(entry, view, held)
+                return self._nothing(entry, view)
             if await self._attempt(entry, plan, view):
                 if any(item.step > plan.step for item in view.on_disk):
                     try:
@@ -144,42 +152,68 @@ class Rounds:
                 self.loaded = True
                 self._host.settle_restore(plan)
                 return Go(index=entry.index, step=plan.step, durable=plan.durable, asked=entry.step)
+            if entry.refusal is not None:
+                _LOG.error("load %d: %s", entry.index, entry.refusal.what)
+                return Go(index=entry.index, step=None, failure=entry.refusal, asked=entry.step)
 
     async def _attempt(self, entry: _Round, plan: Plan, view: DiskView) -> bool:
-        entry.attempt += 1
-        entry.answers.clear()
-        entry.all_answered.clear()
-        _LOG.info("load %d, attempt %d: step %d from %s", entry.index, entry.attempt, plan.step, _tiers(plan))
+        if not plan.reshaped:
+            return await self._order(entry, plan, view)
+        in_memory = any(source.tier != DISK for source in plan.sources)
+        if in_memory and not await self._order(entry, plan, view):
+            return False
+        return await self._order(entry, plan, view, assemble=True)
+
+    async def _order(self, entry: _Round, plan: Plan, view: DiskView, *, assemble: bool = False) -> bool:
+        """Tell all members what to get ready, and wait until all have answered; whether all have it."""
+        for _ in range(ORDERS_MAX):
+            entry.attempt += 1
+            entry.answers.clear()
+            entry.all_answered.clear()
+            _LOG.info(
+                "load %d, attempt %d: step %d from %s", entry.index, entry.attempt, plan.step, _tiers(plan)
+            )
+            self._send_orders(entry, plan, view, assemble=assemble)
+            await entry.all_answered.wait()
+            answers = tuple(entry.answers.values())
+            failed = [source for answer in answers for source in answer.failed]
+            texts = [text for answer in answers for text in answer.errors]
+            for text in texts:
+                _LOG.warning("load %d: %s", entry.index, text)
+            entry.errors.extend(texts)
+            del entry.errors[:-ERRORS_KEPT]
+            entry.bad.update(failed)
+            entry.refusal = next((answer.refusal for answer in answers if answer.refusal is not None), None)
+            if failed or entry.refusal is not None or not texts:
+                return not failed and entry.refusal is None
+            # a member came back and lost what it was told: the same plan again
+        return False
+
+    def _send_orders(self, entry: _Round, plan: Plan, view: DiskView, *, assemble: bool) -> None:
         nodes = self._host.node_of_rank()
         manifest = b""
         if any(source.tier == DISK for source in plan.sources) and plan.on_disk is not None:
             found = view.manifests[(plan.on_disk.step, plan.on_disk.generation)]
             manifest = msgspec.json.encode(found)
         for node_rank in sorted(set(nodes.values())):
-            prepare = Prepare(
+            sources = plan.sources
+            if not plan.reshaped:
+                sources = tuple(source for source in sources if nodes[source.rank] == node_rank)
+            order = Prepare(
                 index=entry.index,
                 attempt=entry.attempt,
                 key=Key(self._host.generation, plan.step),
                 from_key=plan.memory_key,
-                sources=tuple(source for source in plan.sources if nodes[source.rank] == node_rank),
+                sources=sources,
                 manifest=manifest,
                 root=self._host.root,
+                saved_ranks=plan.world_size if plan.reshaped else 0,
+                assemble=assemble,
             )
-            self._host.send(node_rank, prepare)
-        await entry.all_answered.wait()
-        failed = [source for answer in entry.answers.values() for source in answer.failed]
-        texts = [text for answer in entry.answers.values() for text in answer.errors]
-        for text in texts:
-            _LOG.warning("load %d: %s", entry.index, text)
-        entry.errors.extend(texts)
-        del entry.errors[:-ERRORS_KEPT]
-        entry.bad.update(failed)
-        if not failed and texts:  # a member came back: the same plan again
-            return await self._attempt(entry, plan, view) if entry.attempt < 100 else False
-        return not failed
+            self._host.send(node_rank, order)
 
-    def _nothing(self, entry: _Round, view: DiskView, held: Mapping[int, tuple[Held, ...]]) -> Go:
-        error = self._why_nothing(entry, view, held)
+    def _nothing(self, entry: _Round, view: DiskView) -> Go:
+        error = self._why_nothing(entry, view)
         if error is None:
             self.loaded = True
             self._host.settle_restore(None)
@@ -187,24 +221,10 @@ class Rounds:
         _LOG.error("load %d: %s", entry.index, error)
         return Go(index=entry.index, step=None, failure=make_failure(error), asked=entry.step)
 
-    def _why_nothing(
-        self, entry: _Round, view: DiskView, held: Mapping[int, tuple[Held, ...]]
-    ) -> EasyckptError | None:
+    def _why_nothing(self, entry: _Round, view: DiskView) -> EasyckptError | None:
         """The error that is due when no step can be restored; None when there never was one."""
         where = self._host.root
         said = "; ".join(entry.errors[-3:] + list(view.lost[:3]))
-        size = len(self._host.node_of_rank())
-        others = {item.world_size for item in view.on_disk if item.world_size != size}
-        others |= {
-            piece.world_size for pieces in held.values() for piece in pieces if piece.world_size != size
-        }
-        if others and not entry.bad:
-            counts = ", ".join(map(str, sorted(others)))
-            return WorldSizeChanged(
-                f"the checkpoints here were saved by {counts} ranks, and now there are {size}",
-                where=where,
-                hint=f"start {counts} workers; loading into another number is not supported yet",
-            )
         if entry.step is not None:
             return NothingToLoad(
                 f"step {entry.step} cannot be loaded" + (f": {said}" if said else ""),
@@ -224,4 +244,5 @@ def _tiers(plan: Plan) -> str:
     counts: dict[str, int] = {}
     for source in plan.sources:
         counts[source.tier] = counts.get(source.tier, 0) + 1
-    return ", ".join(f"{tier} ({count} ranks)" for tier, count in counts.items())
+    text = ", ".join(f"{tier} ({count} ranks)" for tier, count in counts.items())
+    return f"{text}, saved by {plan.world_size} ranks" if plan.reshaped else text

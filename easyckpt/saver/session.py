@@ -26,7 +26,10 @@ from easyckpt.saver.protocol import (
     LayoutUnknown,
     Load,
     Loaded,
+    LoadOffer,
     LoadReady,
+    LoadReshape,
+    LoadWant,
     Message,
     Open,
     PersistNow,
@@ -43,6 +46,7 @@ from easyckpt.saver.protocol import (
     StatusAsk,
     Welcome,
 )
+from easyckpt.saver.resume import Ready
 
 __all__ = ["Session", "SessionHost"]
 
@@ -96,7 +100,7 @@ class Session:
             Begin: self._begin, Open: self._open, StageAsk: self._stage, Seal: self._seal,
             StageAbort: self._abort, StageQuery: self._query, Load: self._load, Loaded: self._loaded,
             Close: self._close, PersistNow: self._persist_now, StatusAsk: self._status,
-            Release: self._release, Shutdown: self._shutdown,
+            LoadWant: self._want, LoadReshape: self._reshape, Release: self._release, Shutdown: self._shutdown,
         }  # fmt: skip
 
     @property
@@ -120,6 +124,8 @@ class Session:
                 await self.channel.send(make_failure(error))
         finally:
             self._let_go()
+            if self._member is not None:
+                self._member.resumes.gone(self.rank)
             self.channel.close()
 
     async def _serve(self) -> None:
@@ -313,15 +319,27 @@ class Session:
 
     async def _load(self, message: Load) -> object:
         member = self._current()
-        piece, tier = await member.load(self.rank, message.index, message.step)
+        return self._answer_load(await member.resumes.load(self.rank, message.index, message.step))
+
+    async def _want(self, message: LoadWant) -> object:
+        member = self._current()
+        return self._answer_load(await member.resumes.want(self.rank, message))
+
+    async def _reshape(self, message: LoadReshape) -> Message:
+        return await self._current().resumes.reshape(self.rank, message.index)
+
+    def _answer_load(self, answer: Ready | LoadOffer | None) -> object:
+        """The answer's piece is pinned until it was read, or something else is read."""
         self._stop_reading()
-        if piece is None:
+        if answer is None:
             return LoadReady(step=None)
-        piece.pin()
-        self._reading, self._reading_tier = piece, tier
+        if isinstance(answer, LoadOffer):
+            return answer
+        piece = answer.piece
+        self._reading, self._reading_tier = piece, answer.tier
         ready = LoadReady(
-            step=piece.key.step,
-            tier=tier,
+            step=answer.step,
+            tier=answer.tier,
             body_bytes=piece.body_bytes,
             capacity=piece.slot.capacity,
             layout=piece.layout,

@@ -59,13 +59,13 @@ class Upkeep:
         self.addresses: tuple[str, ...] = ()
         self.protect: tuple[Key, ...] = ()
         """Steps that a peer must not overwrite."""
-        self._ranks_by_node: tuple[tuple[int, ...], ...] = ()
+        self.ranks_by_node: tuple[tuple[int, ...], ...] = ()
         self._layouts = Layouts()
 
     def know(self, members: Members) -> None:
         """Everyone is here."""
         self.addresses = members.addresses
-        self._ranks_by_node = members.ranks
+        self.ranks_by_node = members.ranks
         self.ready.set()
 
     @property
@@ -75,9 +75,9 @@ class Upkeep:
     @property
     def peer_ranks(self) -> tuple[int, ...]:
         """Ranks whose copies are kept here: those of the node before this one in the ring."""
-        if not self._replicates or not self._ranks_by_node:
+        if not self._replicates or not self.ranks_by_node:
             return ()
-        return self._ranks_by_node[(self._begin.node_rank - 1) % self._begin.nodes]
+        return self.ranks_by_node[(self._begin.node_rank - 1) % self._begin.nodes]
 
     def failed(self, rank: int, step: int, reason: str) -> None:
         """A granted copy will not come."""
@@ -125,7 +125,8 @@ class Upkeep:
         error = UNFORESEEN
         fragment = b""
         try:
-            fragment = encode_ref(await self._write(order))
+            ranks = order.ranks[self._begin.node_rank] if order.ranks else self.ranks
+            fragment = encode_ref(await self._write(order, ranks)) if ranks else b""
             error = ""
         except (EasyckptError, OSError) as trouble:
             error = str(trouble)
@@ -140,9 +141,9 @@ class Upkeep:
                 )
             )
 
-    async def _write(self, order: PersistStep) -> FragmentRef:
-        found = [self._holdings.sealed(rank, order.key) for rank in self.ranks]
-        lacking = [rank for rank, piece in zip(self.ranks, found, strict=True) if piece is None]
+    async def _write(self, order: PersistStep, ranks: tuple[int, ...]) -> FragmentRef:
+        found = [self._holdings.sealed(rank, order.key) for rank in ranks]
+        lacking = [rank for rank, piece in zip(ranks, found, strict=True) if piece is None]
         if lacking:
             raise IncompleteCheckpoint(f"ranks {lacking} of step {order.key.step} are not in memory")
         pieces = tuple(piece for piece in found if piece is not None)

@@ -26,8 +26,8 @@ from safetensors.torch import load_file, save_file
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from easyckpt.errors import Misuse
-from easyckpt.layout import Chunk, build_layout, layout_from_dict, layout_to_dict
-from easyckpt.loader import Loader
+from easyckpt.layout import ChunkSpec, build_layout, layout_from_dict, layout_to_dict
+from easyckpt.loader import Loader, known_of
 from easyckpt.plain import unpack
 from easyckpt.rng import RNG
 from easyckpt.state import capture
@@ -134,11 +134,13 @@ def read(path: Path, state: dict[str, Any]) -> None:
     tensors = load_file(path)
     chunks = layout_from_dict(json.loads(path.with_suffix(".json").read_text())).chunks
 
-    def copy_chunk(chunk: Chunk, destination: torch.Tensor) -> None:
-        assert tensors[chunk.name].dtype == destination.dtype, "a load must not cast"
-        destination.copy_(tensors[chunk.name])
+    def copy_chunk(spec: ChunkSpec, destination: torch.Tensor) -> None:
+        assert tensors[spec.name].dtype == destination.dtype, "a load must not cast"
+        destination.copy_(tensors[spec.name])
 
-    Loader(state, unpack(path.with_suffix(".plain").read_bytes()), chunks=chunks, read=copy_chunk).run()
+    loader = Loader(state, unpack(path.with_suffix(".plain").read_bytes()), known=known_of(chunks))
+    loader.compare()
+    loader.fill(copy_chunk)
 
 
 def no_step(*_: Any) -> None:

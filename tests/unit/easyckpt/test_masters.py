@@ -54,10 +54,7 @@ def test_fresh_optimizer_gets_the_saved_state_in_the_saved_order_and_type() -> N
             name: SavedTensor(
                 name=name,
                 dtype="bfloat16",
-                kind=ChunkKind.FLAT,
                 global_shape=(2, 3),
-                offsets=(2,),
-                sizes=(4,),
             )
         },
         plain=None,

@@ -63,9 +63,27 @@ def test_of_equal_steps_the_later_generation_wins() -> None:
     assert plan.memory_key == Key(2, 2)
 
 
-def test_another_world_size_does_not_count() -> None:
-    memory = {0: [held(2, 0, world=3), held(2, 1, world=3)]}
-    assert choose(memory, [disk(2, world=4)], node_of_rank=HOMES) is None
+def test_another_world_size_needs_every_saved_rank() -> None:
+    memory = {0: [held(3, 0, world=3), held(3, 1, world=3)], 1: [held(3, 1, world=3)]}
+    assert choose(memory, (), node_of_rank=HOMES) is None
+    memory[1].append(held(3, 2, world=3))
+    plan = choose(memory, [disk(2, world=4)], node_of_rank=HOMES)
+    assert plan is not None
+    assert (plan.step, plan.world_size, plan.reshaped) == (3, 3, True)
+    places = [(source.rank, source.node_rank) for source in plan.sources]
+    assert places == [(0, 0), (1, 0), (1, 1), (2, 1)]
+    assert plan.holders(2) == ((0, 1), (2,))
+    bad = frozenset({plan.sources[0]})
+    older = choose(memory, [disk(2, world=4)], node_of_rank=HOMES, bad=bad)
+    assert older is not None
+    assert (older.step, older.world_size, tiers(older)) == (2, 4, ["disk"] * 4)
+
+
+def test_a_lost_piece_of_another_world_size_comes_from_storage_if_it_is_the_same_save() -> None:
+    memory = {0: [held(3, 0, world=3), held(3, 2, world=3)]}
+    plan = choose(memory, [disk(3, world=3)], node_of_rank=HOMES)
+    assert tiers(plan) == ["memory", "disk", "disk", "memory", "disk"]
+    assert tiers(choose(memory, [disk(3, world=3, like=9)], node_of_rank=HOMES)) == ["disk"] * 3
 
 
 def test_a_wanted_step_is_the_only_candidate() -> None:
