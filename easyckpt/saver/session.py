@@ -100,7 +100,8 @@ class Session:
             Begin: self._begin, Open: self._open, StageAsk: self._stage, Seal: self._seal,
             StageAbort: self._abort, StageQuery: self._query, Load: self._load, Loaded: self._loaded,
             Close: self._close, PersistNow: self._persist_now, StatusAsk: self._status,
-            LoadWant: self._want, LoadReshape: self._reshape, Release: self._release, Shutdown: self._shutdown,
+            LoadWant: self._want, LoadReshape: self._reshape, Release: self._release,
+            Shutdown: self._shutdown,
         }  # fmt: skip
 
     @property
