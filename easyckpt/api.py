@@ -98,7 +98,8 @@ class Checkpointer:
             state: as given to `save`; tensors keep their memory, plain values are replaced.
             step: which; None is the newest that all ranks can have.
             strict: whether missing, unexpected, reshaped or retyped keys are errors.
-            only: key paths or patterns (``"model.encoder"``, ``"*.bias"``): nothing else is loaded or compared.
+            only: key paths or patterns (``"model.encoder"``, ``"*.bias"``): nothing else is loaded or
+                compared.
 
         Returns:
             The step, or None if there never was a checkpoint here.

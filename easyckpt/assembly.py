@@ -1,10 +1,10 @@
 """A body that is put together from several sources: the plan, as data. Pure.
 
-An *assembly* says, for each source, which of its bytes go to which place of which target buffer. A source is a
-stored body, named by the rank that saved it. Where a source's bytes really come from (a slot here, a peer's
-memory, a file, and the next of these when one fails) is the business of who carries the assembly out:
-`easyckpt.saver.gather`. Whoever can say "these bytes of my body are those bytes of that body" can use it: a
-load into another layout (`easyckpt.catalog`), and a body of which only a part was stored.
+An *assembly* says, for each source, which of its bytes go to which place of which target buffer. A source
+is a stored body, named by the rank that saved it. Where a source's bytes really come from (a slot here, a
+peer's memory, a file, and the next of these when one fails) is the business of who carries the assembly
+out: `easyckpt.saver.gather`. Whoever can say "these bytes of my body are those bytes of that body" can use
+it: a load into another layout (`easyckpt.catalog`), and a body of which only a part was stored.
 
 Sources are read in intervals: whole hash chunks of a file, since only a whole one can be proved, or merged
 ranges for a transfer. `cut` says which takes an interval serves, so that each byte is fetched once, whatever

@@ -1,9 +1,9 @@
 """One training saved by one framework and loaded by another: which saved name is which live name. Pure.
 
-A module and its optimizer (plain, DDP, FSDP2) are two values of a state; a DeepSpeed engine is one that holds
-both. The tensors are the same: weights by the module's name, moments by (module's name, key), and the fp32
-master of a weight where there is one. So where the state holds one and the checkpoint the other, the saved parts
-are shown as parts of the live kind:
+A module and its optimizer (plain, DDP, FSDP2) are two values of a state; a DeepSpeed engine is one that
+holds both. The tensors are the same: weights by the module's name, moments by (module's name, key), and the
+fp32 master of a weight where there is one. So where the state holds one and the checkpoint the other, the
+saved parts are shown as parts of the live kind:
 
 =============================  ==========================================================================
 live tensor                    saved names it may come from, in order

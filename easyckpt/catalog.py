@@ -4,9 +4,10 @@ A *catalog* holds the layouts of a step, each distinct one once, indexed by the 
 *planner* sees it from one wanting rank, to which each saved rank's bytes have a cost. Its plan is an
 `easyckpt.assembly.Assembly`. Who has the bytes, a slot, a peer or a file, is not known here.
 
-Chunks of equal geometry are replicas: the cheapest is taken, and of equally cheap ones another for each name,
-so that the load spreads. A chunk that is contiguous in the logical tensor is kept as an interval; what a wanted
-chunk touches is found by bisection, so that planning is linear in what is stored and in what is wanted.
+Chunks of equal geometry are replicas: the cheapest is taken, and of equally cheap ones another for each
+name, so that the load spreads. A chunk that is contiguous in the logical tensor is kept as an interval;
+what a wanted chunk touches is found by bisection, so that planning is linear in what is stored and in what
+is wanted.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def _geometry(kind: str, shape: tuple[int, ...], offsets: Sequence[int], sizes: 
     first = 0
     contiguous = True
     whole = True
-    for extent, offset, size in zip(reversed(shape), reversed(offsets), reversed(sizes), strict=True):
+    for extent, size in zip(reversed(shape), reversed(sizes), strict=True):
         contiguous = contiguous and (whole or size == 1)
         whole = whole and size == extent
     stride = 1

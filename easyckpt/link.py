@@ -197,8 +197,8 @@ class RankLink:
         self._channel.ask(StageAbort(step=step, reason=reason), Done, timeout_s=ANSWER_TIMEOUT_S)
 
     def load(self, index: int, step: int | None) -> Piece | LoadOffer | None:
-        """The piece of this rank, when all ranks' pieces are ready; or an offer to answer with `want`; None if
-        there is nothing to load.
+        """The piece of this rank, when all ranks' pieces are ready; or an offer to answer with `want`; None
+        if there is nothing to load.
 
         Call `loaded` when the piece was read.
         """

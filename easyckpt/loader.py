@@ -1,10 +1,10 @@
 """From a checkpoint back into a live state, in place.
 
 Two phases, so that a load that cannot succeed changes nothing: first the whole state is compared with the
-checkpoint (`Loader.compare`), which gives the chunks that are needed, in whatever way the checkpoint is cut; when
-their bytes are at hand they are written into the tensors that are there already, then plain values are set
-(`Loader.fill`). No optimizer step runs, no collective is called. Nothing is cast, but for an fp32 master, which
-a checkpoint of another framework may not have (see `easyckpt.bridge`).
+checkpoint (`Loader.compare`), which gives the chunks that are needed, in whatever way the checkpoint is
+cut; when their bytes are at hand they are written into the tensors that are there already, then plain
+values are set (`Loader.fill`). No optimizer step runs, no collective is called. Nothing is cast, but for an
+fp32 master, which a checkpoint of another framework may not have (see `easyckpt.bridge`).
 
 A container of the state in which nothing lives (no tensor, module, optimizer or other object) is replaced
 as a whole, so that a list of losses may have any length. Where something lives, keys are compared.

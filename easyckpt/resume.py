@@ -1,10 +1,10 @@
 """A rank's load: from the saver's answer to a state that is filled in place.
 
-Most loads find the rank's own piece in the very cut that the state has: it is mapped and read. If the piece is
-cut in another way, or lacks what another rank's has, or if another number of ranks saved the step, the saver
-offers the step by the names of its logical tensors; the state is compared with these, and what it needs is put
-together by the saver from whatever holds it (`easyckpt.saver.reshape`). Either way everything is compared before
-anything is written.
+Most loads find the rank's own piece in the very cut that the state has: it is mapped and read. If the piece
+is cut in another way, or lacks what another rank's has, or if another number of ranks saved the step, the
+saver offers the step by the names of its logical tensors; the state is compared with these, and what it
+needs is put together by the saver from whatever holds it (`easyckpt.saver.reshape`). Either way everything
+is compared before anything is written.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Distributed tensors: a rank's shard as a box of the logical tensor, without any collective.
 
-FSDP2 (`fully_shard`), tensor parallelism and hand-made DTensors all end here: parameters, moments and values of
-the state alike. Only public parts of torch are used (placements, the mesh's coordinate, the local tensor).
+FSDP2 (`fully_shard`), tensor parallelism and hand-made DTensors all end here: parameters, moments and
+values of the state alike. Only public parts of torch are used (placements, the mesh's coordinate, the local
+tensor).
 
-A dimension that is sharded over a mesh dimension is cut as `torch.chunk` cuts: pieces of the rounded-up size,
-the last ones shorter or empty. Several mesh dimensions cut one after the other, from the left. A mesh dimension
-that replicates leaves the box as it is.
+A dimension that is sharded over a mesh dimension is cut as `torch.chunk` cuts: pieces of the rounded-up
+size, the last ones shorter or empty. Several mesh dimensions cut one after the other, from the left. A mesh
+dimension that replicates leaves the box as it is.
 """
 
 from __future__ import annotations

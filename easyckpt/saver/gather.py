@@ -1,13 +1,14 @@
-"""Carrying an assembly out: bytes of other saved ranks, from this memory, a peer's or storage, each fetched once.
+"""Carrying an assembly out: bytes of other saved ranks, from this memory, a peer's or storage, each fetched
+once.
 
 Carrying an assembly (`easyckpt.assembly`) out takes each source's bytes from the nearest place that a stock
-(`easyckpt.saver.stock`) has for it. A place that fails (a peer that is gone, a hash that differs) is struck out and
-named, and the same bytes are taken from the next one; other sources are not touched by it. Only when a saved
-rank has no place left does the caller have to plan anew without it.
+(`easyckpt.saver.stock`) has for it. A place that fails (a peer that is gone, a hash that differs) is struck
+out and named, and the same bytes are taken from the next one; other sources are not touched by it. Only
+when a saved rank has no place left does the caller have to plan anew without it.
 
-Nothing unproved is used: pieces in memory were proved by their digest before (`easyckpt.saver.restore`), what a
-peer sends carries a digest of its own, and of storage whole hash chunks are read, each proved and read once,
-even if several saved ranks have stored the same bytes: their chunks have the same hash.
+Nothing unproved is used: pieces in memory were proved by their digest before (`easyckpt.saver.restore`),
+what a peer sends carries a digest of its own, and of storage whole hash chunks are read, each proved and
+read once, even if several saved ranks have stored the same bytes: their chunks have the same hash.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """What a node puts together for its ranks when a step was saved in another layout.
 
-Each rank is offered the step: the names of all its tensors and the plain state of the saved rank that it takes
-after (its own number, modulo the number of ranks that saved). It answers with the chunks that it needs, which
-only it can know, since optimizers make their state to fit what was saved. Then one assembly for all ranks of
-the node is planned and carried out, into memory that is given back when the rank has read it.
+Each rank is offered the step: the names of all its tensors and the plain state of the saved rank that it
+takes after (its own number, modulo the number of ranks that saved). It answers with the chunks that it
+needs, which only it can know, since optimizers make their state to fit what was saved. Then one assembly
+for all ranks of the node is planned and carried out, into memory that is given back when the rank has read
+it.
 """
 
 from __future__ import annotations

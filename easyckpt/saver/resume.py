@@ -1,9 +1,9 @@
 """The loads of one node's ranks: each waits until the lead has every rank's piece proved, then reads its own.
 
 The counterpart of `easyckpt.saver.rounds` on a member. A step that was saved by another number of ranks is
-first offered to each rank, and what the ranks want of it is put together (`easyckpt.saver.reshape`) before the
-lead lets anybody read. By the same means a rank whose own piece lacks something (the same number of ranks,
-and another layout) gets it from the pieces of all ranks, which are in memory and proved by then.
+first offered to each rank, and what the ranks want of it is put together (`easyckpt.saver.reshape`) before
+the lead lets anybody read. By the same means a rank whose own piece lacks something (the same number of
+ranks, and another layout) gets it from the pieces of all ranks, which are in memory and proved by then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from easyckpt.tiers import MEMORY
 __all__ = ["Ready", "ResumeHost", "Resumes"]
 
 WANT_TIMEOUT_S = 900.0
-"""How long a rank may take from the offer of a step to its answer. Then the step is refused, naming the rank."""
+"""How long a rank may take from the offer of a step to its answer. Then the step is refused, naming the
+rank."""
 
 
 class ResumeHost(Protocol):

@@ -1,8 +1,8 @@
 """What a node knows of a step that was saved in another layout, and how it learns it.
 
 A *stock* is the catalog of all pieces of a step, and for each saved rank where its piece can be had, the
-nearest first. It is opened once per node: layouts come from this memory, from the savers that hold pieces, and
-for what nobody holds from the fragments on storage. A place that fails is struck out and named.
+nearest first. It is opened once per node: layouts come from this memory, from the savers that hold pieces,
+and for what nobody holds from the fragments on storage. A place that fails is struck out and named.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ knows numbers (torch's own "fake" backend), so that every cut is tried without s
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from easyckpt.api import Checkpointer
-from tests.ckpt_nodes import Nodes, make_nodes
+from easyckpt.errors import Misuse, StateMismatch
+from easyckpt.rng import RNG
+from tests.ckpt_nodes import Nodes, make_nodes, wait_until
 
 SHAPE = (7, 5)
 """Odd, so that shards are uneven: over four ranks 2, 2, 2 and 1 rows, over five the last one is empty."""
@@ -128,3 +131,122 @@ def test_every_cut_becomes_every_other_from_memory_and_from_storage(
     save_all(nodes.checkpointers, wanted, 2)
     nodes.begin(2, [other], ranks=now, progress=True)
     assert load_all(nodes, wanted, 2) == ["memory"] * now
+
+
+def test_two_nodes_become_one_and_three_with_pieces_of_a_peer_and_of_storage(nodes: Nodes) -> None:
+    first, second, third = (nodes.start(tcp=True) for _ in range(3))
+    nodes.begin(1, [first, second])
+    load_all(nodes, "rows", None)
+    save_all(nodes.checkpointers, "rows", 1, wait="durable")
+    save_all(nodes.checkpointers, "rows", 2, wait="replicated")
+    second.kill()
+    nodes.begin(2, [first], progress=True)
+    assert load_all(nodes, "columns", 2) == ["memory"]  # of both ranks: its own, and the copy that it kept
+    wait_until(lambda: first.status().durable_step == 2, "the step goes to storage as two ranks saved it")
+    nodes.begin(3, [third, first], ranks=2, progress=True)
+    assert load_all(nodes, "rows", 2) == ["peer", "peer", "memory", "memory"]
+    first.kill()
+    fourth = nodes.start(tcp=True)
+    nodes.begin(4, [third, fourth], progress=True)
+    assert load_all(nodes, "whole", 2) == ["disk", "disk"]
+    save_all(nodes.checkpointers, "whole", 3, wait="replicated")
+    wait_until(lambda: third.status().durable_step == 3, "saving goes on")
+
+
+def test_a_flipped_byte_in_one_piece_sends_only_that_piece_to_the_next_tier(nodes: Nodes) -> None:
+    node = nodes.start()
+    nodes.begin(1, [node], ranks=2)
+    load_all(nodes, "rows", None)
+    save_all(nodes.checkpointers, "rows", 1, wait="durable")
+    link = nodes.checkpointers[1]._link
+    assert link is not None
+    link._maps[link._granted][8192] ^= 1
+    nodes.begin(2, [node], ranks=1, progress=True)
+    assert load_all(nodes, "whole", 1) == ["disk"]
+    assert "changed after it was sealed" in nodes.log()
+    assert "memory (1 ranks), disk (2 ranks)" in nodes.log()
+
+
+def test_damage_on_storage_falls_back_to_an_older_step_for_all_ranks(nodes: Nodes) -> None:
+    node = nodes.start()
+    nodes.begin(1, [node], ranks=2)
+    load_all(nodes, "rows", None)
+    for step in (1, 2):
+        save_all(nodes.checkpointers, "rows", step, wait="durable")
+    node.kill()
+    (body,) = (nodes.folder / "ckpt").glob("data/g*/s*2/node*/rank00001.safetensors")
+    damaged = bytearray(body.read_bytes())
+    damaged[4096] ^= 1
+    body.write_bytes(damaged)
+    nodes.begin(1, [nodes.start()], ranks=3, progress=True)
+    assert load_all(nodes, "columns", 1) == ["disk"] * 3
+    assert "differ from their hash" in nodes.log()
+
+
+def test_a_rank_that_cannot_take_the_step_stops_all_and_each_is_told(nodes: Nodes) -> None:
+    node = nodes.start()
+    nodes.begin(1, [node], ranks=1)
+    load_all(nodes, "whole", None)
+    save_all(nodes.checkpointers, "whole", 1)
+    nodes.begin(2, [node], ranks=2, progress=True)
+    states = [{"nested": [{"weight": torch.zeros(3)}], "step": -1} for _ in range(2)]
+    states[1] = {"nested": [{"weight": torch.zeros(SHAPE)}], "step": -1}
+    with pytest.raises(StateMismatch, match=r"float32\[3\] here, float32\[7, 5\] saved"):
+        nodes.load_together(nodes.workers(), states)
+    assert states[1]["step"] == -1
+    nodes.begin(3, [node], ranks=2, progress=True)
+    assert load_all(nodes, "rows", 1) == ["memory"] * 2
+
+
+def test_random_numbers_begin_anew_and_differ_by_rank_at_another_world_size(nodes: Nodes) -> None:
+    node = nodes.start()
+    nodes.begin(1, [node], ranks=1)
+    (worker,) = nodes.workers()
+    worker.load({"rng": RNG()})
+    worker.save({"rng": RNG()}, step=1).wait("memory", 60)
+    drawn = []
+    for generation in (2, 3):
+        nodes.begin(generation, [node], ranks=2, progress=True)
+        mine: list[float] = []
+
+        class Drawing(RNG):
+            def reseed(self, seed: int, rank: int, found: list[float] = mine) -> None:
+                super().reseed(seed, rank)
+                found.append(random.random())
+
+        nodes.load_together(nodes.workers(), [{"rng": Drawing()}, {"rng": Drawing()}])
+        drawn.append(sorted(mine))
+    assert len(set(drawn[0])) == 2
+    assert drawn[0] == drawn[1]
+
+
+def test_only_loads_what_is_selected(nodes: Nodes) -> None:
+    node = nodes.start()
+    nodes.begin(1, [node])
+    (worker,) = nodes.workers()
+
+    def made(value: float) -> dict[str, Any]:
+        net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.fill_(value)
+        return {"model": net, "ema": torch.full((3,), value), "step": int(value)}
+
+    worker.load(made(0))
+    worker.save(made(7), step=7).wait("memory", 60)
+    for only, right in (
+        ("model", [7, 7, 7, 7, 0, 0]),
+        (["model.0"], [7, 7, 0, 0, 0, 0]),
+        (["*.bias", "step"], [0, 7, 0, 7, 0, 7]),
+        (["ema"], [0, 0, 0, 0, 7, 0]),
+    ):
+        state = made(0)
+        assert worker.load(state, only=only) == 7
+        values = [*state["model"].parameters(), state["ema"], torch.tensor([float(state["step"])])]
+        assert [value.flatten()[0].item() for value in values] == right, only
+    state = {**made(0), "new": torch.zeros(1)}
+    assert worker.load(state, only=["model"]) == 7  # what is not selected is not compared
+    with pytest.raises(StateMismatch, match="nothing in the checkpoint is selected"):
+        worker.load(made(0), only=["modle"])
+    with pytest.raises(Misuse, match="selects nothing"):
+        worker.load(made(0), only=[])
