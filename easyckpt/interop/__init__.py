@@ -5,6 +5,7 @@ format           outwards                                    inwards
 ===============  ==========================================  =================================
 ``torch``        a file for a weights-only ``torch.load``    such a file
 ``huggingface``  a model's weights as safetensors shards     such a folder, or one such file
+``dcp``          a folder of ``dcp.save``                    such a folder
 ===============  ==========================================  =================================
 
 Everything is proved while it is read, what is written appears whole or not at all, and tensors pass
@@ -19,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from easyckpt.errors import Misuse
-from easyckpt.interop.commit import commit_state
+from easyckpt.interop.commit import commit_state, scratch_folder
+from easyckpt.interop.dcpfolder import METADATA_FILE, export_dcp, read_dcp
 from easyckpt.interop.huggingface import SHARD_BYTES, export_huggingface, read_huggingface
 from easyckpt.interop.stored import OnBytes, open_step
 from easyckpt.interop.torchfile import export_torch, read_torch
@@ -28,7 +30,7 @@ from easyckpt.storage import open_storage
 
 __all__ = ["FORMATS", "ImportOptions", "export_step", "import_state"]
 
-FORMATS = ("torch", "huggingface")
+FORMATS = ("torch", "huggingface", "dcp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,8 @@ def export_step(
     stored = open_step(open_storage(root), step=step, rank=rank)
     if to == "torch":
         export_torch(stored, target, on_bytes=on_bytes)
+    elif to == "dcp":
+        export_dcp(stored, target, on_bytes=on_bytes)
     else:
         export_huggingface(stored, target, key=key, shard_bytes=SHARD_BYTES, on_bytes=on_bytes)
     return stored.step
@@ -106,14 +110,19 @@ def import_state(
         CorruptCheckpoint: the source cannot be read.
         StorageError: a storage refuses.
     """
+    storage = open_storage(root)
     chosen = options if options is not None else ImportOptions()
     kind = detect(source)
     tree: dict[str, Any]
     if kind == "torch":
         tree = read_torch(source, objects=chosen.objects, parameters=chosen.parameters)
+    elif kind == "dcp":
+        tree = read_dcp(
+            source, folder=scratch_folder(storage), objects=chosen.objects, parameters=chosen.parameters
+        )
     else:
         tree = {chosen.key: read_huggingface(source)}
-    return commit_state(open_storage(root), tree, step=step, on_bytes=on_bytes)
+    return commit_state(storage, tree, step=step, on_bytes=on_bytes)
 
 
 def detect(source: str) -> str:
@@ -124,6 +133,8 @@ def detect(source: str) -> str:
     """
     path = Path(source)
     if path.is_dir():
+        if (path / METADATA_FILE).is_file():
+            return "dcp"
         if any(path.glob("*.safetensors")) or any(path.glob("*.safetensors.index.json")):
             return "huggingface"
     elif path.is_file():

@@ -34,7 +34,7 @@ from easyckpt.state import Capture, LiveTensor, check_tensor, memory_identity, s
 from easyckpt.storage import LocalStorage, Storage
 from easyckpt.survey import survey
 
-__all__ = ["commit_state"]
+__all__ = ["commit_state", "scratch_folder"]
 
 SOFTWARE = "easyckpt import"
 
@@ -86,7 +86,7 @@ def commit_state(
     )
     name = StepName(step=step, generation=generation)
     layout = fit_layout(captured, None)
-    body = mapped(layout.body_bytes, _scratch_folder(storage))
+    body = mapped(layout.body_bytes, scratch_folder(storage))
     _fill(memoryview(body), layout, captured, on_bytes)
     piece = PieceMeta(
         generation=generation,
@@ -140,10 +140,12 @@ def _persist(
     return commit_manifest(storage, manifest)
 
 
-def _scratch_folder(storage: Storage) -> Path:
-    if isinstance(storage, LocalStorage):
-        return Path(storage.root)  # made by ensure_root()
-    return Path(tempfile.gettempdir())
+def scratch_folder(storage: Storage) -> Path:
+    """Where mapped files for a storage may lie: on its own file system, if it has one."""
+    if not isinstance(storage, LocalStorage):
+        return Path(tempfile.gettempdir())
+    folder = Path(storage.root)
+    return next(path for path in (folder, *folder.parents) if path.is_dir())
 
 
 def _capture(tree: dict[str, Any]) -> Capture:

@@ -26,7 +26,7 @@ import torch
 from easyckpt.errors import Misuse
 from easyckpt.plain import PartNode, TensorRef, join
 
-__all__ = ["ImportedPart", "from_state_dict", "module_part", "optimizer_part", "to_state_dict"]
+__all__ = ["ImportedPart", "from_state_dict", "module_part", "nested", "optimizer_part", "to_state_dict"]
 
 _BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
 _SCHEDULER_KEYS = ({"last_epoch"}, {"_step_count"})
@@ -48,46 +48,80 @@ class ImportedPart:
 # ----- outwards -----
 
 
-def to_state_dict(tree: Any, lookup: Lookup, *, path: str = "") -> Any:
+def to_state_dict(tree: Any, lookup: Lookup, *, path: str = "", by_name: bool = False) -> Any:
     """A tree that `plain.unpack` gave, as nested state dicts.
 
     Args:
         tree: the tree.
         lookup: gives the tensor of a stored name.
         path: key path of ``tree``.
+        by_name: optimizers have names of parameters, and not numbers.
     """
     if isinstance(tree, TensorRef):
         return lookup(tree.name)
     if isinstance(tree, PartNode):
-        return _part(tree, lookup, path)
+        return _part(tree, lookup, path, by_name=by_name)
+
+    def inner(item: Any, key: Any) -> Any:
+        return to_state_dict(item, lookup, path=join(path, key), by_name=by_name)
+
     kind = type(tree)
     if isinstance(tree, dict):
-        return kind({key: to_state_dict(item, lookup, path=join(path, key)) for key, item in tree.items()})
+        return kind({key: inner(item, key) for key, item in tree.items()})
     if kind in (list, tuple):
-        return kind(to_state_dict(item, lookup, path=join(path, i)) for i, item in enumerate(tree))
+        return kind(inner(item, index) for index, item in enumerate(tree))
     return _loadable(tree)
 
 
-def _part(node: PartNode, lookup: Lookup, path: str) -> Any:
+def _part(node: PartNode, lookup: Lookup, path: str, *, by_name: bool) -> Any:
     plain = to_state_dict(node.plain, lookup, path=path)
     tensors = {name: lookup(f"{path}.{name}") for name in node.tensors}
     if node.adapter == "torch.module":
         extra = plain or {"extra": {}, "other": {}}
         return {**tensors, **extra["extra"], **extra["other"]}
     if node.adapter == "torch.optimizer":
-        return _optimizer(plain, tensors)
+        return _optimizer(plain, tensors, by_name=by_name)
     if node.adapter == "stateful":
         return plain
     return {"tensors": tensors, "values": plain}
 
 
-def _optimizer(plain: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+def nested(paths: Mapping[str, Sequence[Any]], values: Mapping[str, Any]) -> Any:
+    """Flat names put back to where they came from.
+
+    Args:
+        paths: flat name → the keys (texts) and indices (numbers) that lead to it.
+        values: flat name → value.
+    """
+    root: dict[Any, Any] = {}
+    for name, path in paths.items():
+        at = root
+        for key in path[:-1]:
+            at = at.setdefault(key, {})
+        at[path[-1]] = values[name]
+    return _lists(root)
+
+
+def _lists(value: Any) -> Any:
+    """Dicts whose keys count from 0 become lists, which they were."""
+    if type(value) is not dict:
+        return value
+    items = {key: _lists(item) for key, item in value.items()}
+    if items and set(items) == set(range(len(items))):
+        return [items[index] for index in range(len(items))]
+    return items
+
+
+def _optimizer(
+    plain: dict[str, Any], tensors: Mapping[str, torch.Tensor], *, by_name: bool
+) -> dict[str, Any]:
     """What `Optimizer.state_dict` gives."""
-    numbers: dict[str, int] = {}
+    numbers: dict[str, Any] = {}
     groups = []
     for group in plain["groups"]:
         for name in group["params"]:
-            numbers.setdefault(name, len(numbers))
+            # The module's key in the state stands before the name.
+            numbers.setdefault(name, name.partition(".")[2] or name if by_name else len(numbers))
         groups.append({**group, "params": [numbers[name] for name in group["params"]]})
     state: dict[Any, Any] = {}
     for name, entries in plain["state"].items():
@@ -244,7 +278,8 @@ def _names(
                     where=key,
                     hint=hint,
                 )
-    return named
+    # DCP makes texts of the numbers that are keys.
+    return {str(mark): name for mark, name in named.items()} | named
 
 
 def _distinct(module: ImportedPart) -> list[tuple[str, torch.Tensor]]:

@@ -83,7 +83,7 @@ class StoredStep:
                 pieces[record.rank] = _Piece(record=record, layout=fragment.layout_of(record))
         order = sorted(pieces, key=lambda number: (number != rank, number))
         self._pieces = {pieces[number].record.file: pieces[number] for number in order}
-        self._own = pieces[rank]
+        self._by_rank = pieces
         self._chunks: dict[str, list[StoredChunk]] = {}
         self.tensors: dict[str, StoredTensor] = {}
         for file, piece in self._pieces.items():
@@ -96,28 +96,49 @@ class StoredStep:
         """The training step."""
         return self.manifest.step
 
-    def tree(self) -> Any:
-        """The preferred rank's state, with a `TensorRef` in the place of each tensor and a `PartNode` in that
-        of each object.
+    def tree(self, rank: int | None = None) -> Any:
+        """A rank's state, with a `TensorRef` in the place of each tensor and a `PartNode` in that of each
+        object.
+
+        Args:
+            rank: whose; None is the preferred one.
 
         Raises:
             CheckpointFault: its bytes are damaged or missing.
         """
-        record, layout = self._own.record, self._own.layout.layout
+        own = self._by_rank[self.rank if rank is None else rank]
+        record, layout = own.record, own.layout.layout
         where = self.storage.where(record.file)
-        prove_header(self._read(record, 0, self._own.layout.header_bytes), record,
-                     layout=self._own.layout, where=where)  # fmt: skip
+        prove_header(self._read(record, 0, own.layout.header_bytes), record,
+                     layout=own.layout, where=where)  # fmt: skip
         state = self._read(record, layout.state_begin, layout.state_end)
         length = int.from_bytes(state[:STATE_LENGTH_BYTES], "little")
         if STATE_LENGTH_BYTES + length > len(state):
             raise CorruptCheckpoint("its plain state is longer than its room", where=where)
         return unpack(state[STATE_LENGTH_BYTES : STATE_LENGTH_BYTES + length], where=where)
 
+    def chunks_of(self, name: str) -> tuple[Chunk, ...]:
+        """The stored parts of a logical tensor, those of the preferred rank first."""
+        return tuple(item.chunk for item in self._chunks[name])
+
     def scatter(self, targets: Mapping[str, memoryview], *, on_bytes: OnBytes | None = None) -> None:
-        """Copy whole logical tensors out, proved, in one pass over the bodies.
+        """Copy whole logical tensors out. See `fill`.
 
         Args:
             targets: name of each wanted tensor → flat writable bytes of its length.
+            on_bytes: told how far it is.
+        """
+        self.fill(
+            [(_whole(self.tensors[name]), target) for name, target in targets.items()], on_bytes=on_bytes
+        )
+
+    def fill(
+        self, wanted: Iterable[tuple[ChunkSpec, memoryview]], *, on_bytes: OnBytes | None = None
+    ) -> None:
+        """Copy any boxes or ranges of logical tensors out, proved, in one pass over the bodies.
+
+        Args:
+            wanted: what, of which tensor, and flat writable bytes of its length.
             on_bytes: told how far it is.
 
         Raises:
@@ -125,13 +146,13 @@ class StoredStep:
             StorageError: the storage refuses.
         """
         jobs: dict[str, list[tuple[Copy, memoryview]]] = {}
-        for name, target in targets.items():
-            for copy in self._plan(name):
+        for spec, target in wanted:
+            for copy in plan_reads(spec, self._chunks[spec.name]):
                 jobs.setdefault(copy.source, []).append((copy, target))
-        wanted = {file: sorted(_touched(self._pieces[file].record, jobs[file])) for file in jobs}
-        total = sum(_length(self._pieces[file].record, index) for file in wanted for index in wanted[file])
+        touched = {file: sorted(_touched(self._pieces[file].record, jobs[file])) for file in jobs}
+        total = sum(_length(self._pieces[file].record, index) for file in touched for index in touched[file])
         done = 0
-        for file, indices in wanted.items():
+        for file, indices in touched.items():
             record = self._pieces[file].record
             mine = sorted(jobs[file], key=lambda job: job[0].source_begin)
             first = 0
@@ -152,17 +173,6 @@ class StoredStep:
                 done += end - begin
                 if on_bytes is not None:
                     on_bytes(done, total)
-
-    def _plan(self, name: str) -> tuple[Copy, ...]:
-        tensor = self.tensors[name]
-        whole = ChunkSpec(
-            name=name,
-            dtype=tensor.dtype,
-            global_shape=tensor.shape,
-            offsets=(0,) * len(tensor.shape),
-            sizes=tensor.shape,
-        )
-        return plan_reads(whole, self._chunks[name])
 
     def _read(self, record: PieceRecord, begin: int, end: int) -> bytes:
         """A range of a body, proved."""
@@ -189,6 +199,16 @@ class StoredStep:
                 f"bytes {begin} to {end} of rank {record.rank} differ from their hash", where=where, hint=hint
             )
         return data
+
+
+def _whole(tensor: StoredTensor) -> ChunkSpec:
+    return ChunkSpec(
+        name=tensor.name,
+        dtype=tensor.dtype,
+        global_shape=tensor.shape,
+        offsets=(0,) * len(tensor.shape),
+        sizes=tensor.shape,
+    )
 
 
 def _tensor_of(chunk: Chunk) -> StoredTensor:
