@@ -131,7 +131,7 @@ class ResumableSampler(Sampler[list[int]]):
             What the loader gives.
         """
         epoch = self._epoch
-        for batch in loader:
+        for batch in self._begin(loader):
             self._handed_out = False
             self._position = min(self._position + self._stride, self.samples)
             yield batch
@@ -139,6 +139,13 @@ class ResumableSampler(Sampler[list[int]]):
                 return
         self._handed_out = False
         self._settle(force=True)
+
+    def _begin(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The loader's iterator. Making one draws a random number, which an undisturbed run did not here."""
+        if self._position == 0:
+            return iter(loader)
+        with torch.random.fork_rng(devices=[]):
+            return iter(loader)
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch and position, and what they only make sense with. Equal on all ranks.

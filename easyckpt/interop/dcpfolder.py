@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from easyckpt.errors import CorruptCheckpoint, Misuse
-from easyckpt.interop.dcp import prove_weights_only
+from easyckpt.interop.dcpreader import prove_weights_only
 from easyckpt.interop.picklescan import check_imports
 from easyckpt.interop.publish import new_path
 from easyckpt.interop.scratch import mapped, tensors_of

@@ -113,6 +113,14 @@ ROWS = (
         own=("easyckpt",),
         others=("torch", "deepspeed", "numpy"),
     ),
+    *(
+        Row(prefix=f"easyckpt.integrations.{name}", own=("easyckpt",), others=("torch", framework))
+        for name, framework in (
+            ("accelerate", "accelerate"),
+            ("huggingface", "transformers"),
+            ("lightning", "lightning"),
+        )
+    ),
     Row(
         prefix="easyckpt.cli",
         own=("easyckpt",),

@@ -27,7 +27,11 @@ POSITIONAL_BY_NATURE = {
     "__setitem__": "given by the language",
     "__new__": "given by the language",
 }
-MANY_POSITIONAL: dict[str, str] = {}
+MANY_POSITIONAL: dict[str, str] = {
+    "easyckpt/integrations/deepspeed.py::save_checkpoint": "stands in the place of DeepSpeed's method",
+    "easyckpt/integrations/lightning.py::on_train_batch_end": "Lightning calls it",
+    "easyckpt/integrations/lightning.py::on_train_batch_start": "Lightning calls it",
+}
 """`path::function` → why its order of parameters is clear, or is given by somebody else."""
 
 
