@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from easyckpt.errors import EasyckptError
 
 if TYPE_CHECKING:
-    from easyckpt.api import Checkpointer, close, init, load, save
+    from easyckpt.api import Checkpointer, close, fence, init, load, save
     from easyckpt.handle import SaveHandle
     from easyckpt.rng import RNG
     from easyckpt.sampler import ResumableSampler
@@ -36,6 +36,7 @@ __all__ = [
     "ResumableSampler",
     "SaveHandle",
     "close",
+    "fence",
     "init",
     "load",
     "save",
@@ -47,6 +48,7 @@ _HOMES = {
     "ResumableSampler": "easyckpt.sampler",
     "SaveHandle": "easyckpt.handle",
     "close": "easyckpt.api",
+    "fence": "easyckpt.api",
     "init": "easyckpt.api",
     "load": "easyckpt.api",
     "save": "easyckpt.api",

@@ -1,16 +1,16 @@
 """The public face: `Checkpointer`, and the same as functions with a default checkpointer.
 
-A save copies the state into the saver's memory before it returns; hashing, copying to a peer and writing to
-storage happen in the saver process, whatever becomes of this one. Trouble in the background is never raised
-from `Checkpointer.save`: it is in the handle, at `SaveHandle.wait`, at `Checkpointer.close` and in the log.
-`save` itself raises only what the calling code has to change.
+A save copies into the saver's memory what may change before it returns, and the rest (parameters, optimizer
+state) while the next forward and backward run; an optimizer's step waits for it (`easyckpt.overlap`).
+Hashing, copying to a peer and writing to storage happen in the saver process, whatever becomes of this one.
+Trouble in the background is never raised from `Checkpointer.save`: it is in the handle, at `SaveHandle.wait`,
+at `Checkpointer.close` and in the log. `save` itself raises only what the calling code has to change.
 
 A checkpointer is used by one thread, in the process that made it.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import operator
 import os
@@ -22,15 +22,16 @@ from typing import Any, SupportsIndex
 from easyckpt.bootstrap import Mooring, moor
 from easyckpt.errors import EasyckptError, EnvironmentFault, Misuse, SaveNotDone, SaverUnavailable
 from easyckpt.handle import SaveHandle
-from easyckpt.layout import Layout, layout_to_dict
-from easyckpt.link import Grant, RankLink
+from easyckpt.link import RankLink
 from easyckpt.only import Selection
+from easyckpt.overlap.fence import fence
+from easyckpt.overlap.stager import Stager
+from easyckpt.overlap.witness import VERIFY_KINDS, Verify
 from easyckpt.resume import resume
 from easyckpt.saver.protocol import Closed, Open, StageInfo
-from easyckpt.snapshot import fit_layout, write
-from easyckpt.state import Capture, capture, check_state
+from easyckpt.state import check_state
 
-__all__ = ["Checkpointer", "close", "init", "load", "save"]
+__all__ = ["Checkpointer", "close", "fence", "init", "load", "save"]
 
 RETRY_SAVER_S = 1.0
 """How often a lost saver is looked for, at most."""
@@ -49,6 +50,9 @@ class Checkpointer:
         steps
             (int) or seconds (float).
         keep: how many durable steps stay.
+        overlap: whether the copy goes on behind `save`; None measures what costs training less.
+        verify: how a copy that goes on behind `save` is proved: ``sample`` compares version counters and a
+            sample of the bytes, ``full`` a digest of every byte, which is taken within `save`.
 
     Raises:
         Misuse: no folder is named, or an argument is not possible.
@@ -60,15 +64,18 @@ class Checkpointer:
         *,
         disk_interval: int | float | None = None,
         keep: int = 2,
+        overlap: bool | None = None,
+        verify: Verify = "sample",
     ) -> None:
         self._root = _absolute(root)
+        if verify not in VERIFY_KINDS:
+            raise Misuse(f"verify={verify!r} is not possible", hint=f"one of {', '.join(VERIFY_KINDS)}")
         self._open_options = _options(self._root, disk_interval, keep)
         # Only reads the environment: where an agent started us, a missing variable is seen here and not
         # later.
         self._mooring: Mooring | None = moor(self._root) if os.environ.get("EASYCKPT_SAVER") else None
         self._link: RankLink | None = None
-        self._layout: Layout | None = None
-        self._layout_wire = b""
+        self._stager = Stager(overlap=overlap, verify=verify)
         self._loads = 0
         self._continuing = False
         self._closed = False
@@ -111,6 +118,8 @@ class Checkpointer:
         """
         self._check_open()
         check_state(state)
+        self._settle()
+        self._stager.forget()
         link = self._connected()
         index = self._loads
         self._loads += 1
@@ -120,6 +129,8 @@ class Checkpointer:
         self.restored_from = None if found is None else found.tier
         if found is None:
             return None
+        if found.body_bytes:
+            self._stager.prepare(link, found.body_bytes)
         _LOG.info("resumed from step %d (%s)", found.step, found.tier)
         return found.step
 
@@ -131,9 +142,10 @@ class Checkpointer:
         metrics: Mapping[str, float] | None = None,
         block: bool = False,
     ) -> SaveHandle:
-        """Save a state as it is now. Returns when it is copied; the rest happens in the saver.
+        """Save a state as it is now. Parameters and optimizer state are copied until the next optimizer step.
 
-        Every rank has to call it for the same steps; there is no collective in it.
+        Every rank has to call it for the same steps; there is no collective in it. Code that changes
+        parameters or optimizer state by hand, and not in an optimizer's step, calls `fence` first.
 
         Args:
             state: a dict of modules, optimizers, objects with ``state_dict``, tensors and plain values.
@@ -149,47 +161,28 @@ class Checkpointer:
         """
         self._check_open()
         number = _step(step)
-        captured = capture(state)
-        self._fit_layout(captured)
+        self._settle()
+        self._stager.capture(state)
         try:
             link = self._connected()
-            return self._save(link, captured, number, metrics=dict(metrics or {}), block=block)
+            handle = self._stager.stage(link, number, metrics=dict(metrics or {}), block=block)
         except EnvironmentFault as error:
             self._lose_saver(error)
             return SaveHandle(
                 number, seat=None, info=StageInfo(step=number, stage="failed", reason=str(error))
             )
-
-    def _fit_layout(self, captured: Capture) -> None:
-        layout = fit_layout(captured, self._layout)
-        if layout is not self._layout:
-            self._layout = layout
-            self._layout_wire = json.dumps(layout_to_dict(layout)).encode()
-
-    def _save(
-        self, link: RankLink, captured: Capture, step: int, *, metrics: dict[str, float], block: bool
-    ) -> SaveHandle:
-        layout = self._layout
-        assert layout is not None
-        answer = link.stage(
-            step,
-            layout=self._layout_wire,
-            layout_digest=layout.digest,
-            body_bytes=layout.body_bytes,
-            block=block,
-            metrics=metrics,
-        )
         self._continuing = True
-        if not isinstance(answer, Grant):
-            _LOG.info("step %d is not saved: %s", step, answer.reason)
-            return SaveHandle(step, seat=link.seat, info=answer)
-        try:
-            write(answer.slot, layout, captured=captured, fresh=answer.last_layout != layout.digest)
-        except BaseException as error:
-            link.abort(step, f"the copy failed: {type(error).__name__}: {error}"[:500])
-            raise
-        link.seal(step, layout.digest)
-        return SaveHandle(step, seat=link.seat, info=StageInfo(step=step, stage="staging"))
+        return handle
+
+    def fence(self) -> None:
+        """Wait until the last save reads nothing of the state any more. See `easyckpt.fence`."""
+        fence()
+
+    def _settle(self) -> None:
+        """Wait until the last save is sealed or given up."""
+        trouble = self._stager.settle()
+        if trouble is not None:
+            self._lose_saver(trouble)
 
     def _connected(self) -> RankLink:
         if self._link is not None:
@@ -238,6 +231,8 @@ class Checkpointer:
         if self._closed:
             return
         self._closed = True
+        self._settle()
+        self._stager.close()
         link, self._link = self._link, None
         if link is None:
             return
@@ -279,6 +274,8 @@ class Checkpointer:
             return
         # The saver lingers, so that the next attempt finds its memory; waiting here would only delay it.
         self._closed = True
+        self._settle()
+        self._stager.close()
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -326,6 +323,8 @@ def init(
     *,
     disk_interval: int | float | None = None,
     keep: int = 2,
+    overlap: bool | None = None,
+    verify: Verify = "sample",
 ) -> Checkpointer:
     """Make the default checkpointer, which `save` and `load` use. See `Checkpointer` for the arguments.
 
@@ -335,7 +334,7 @@ def init(
     global _default
     if _default is not None:
         raise Misuse("there is a default checkpointer already", hint="call easyckpt.close() first")
-    _default = Checkpointer(root, disk_interval=disk_interval, keep=keep)
+    _default = Checkpointer(root, disk_interval=disk_interval, keep=keep, overlap=overlap, verify=verify)
     return _default
 
 

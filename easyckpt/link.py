@@ -1,4 +1,7 @@
-"""One rank's connection to the saver of its node. No threads; no torch.
+"""One rank's connection to the saver of its node. No torch.
+
+Two threads speak on it: the training thread, and the one that copies and seals behind it. A question and its
+answer, with the descriptor that may come along, are one turn; turns never mix.
 
 A link belongs to the process that made it: after a fork the child must not speak on it.
 """
@@ -8,11 +11,15 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
+import msgspec
+
 from easyckpt.errors import EasyckptError, Misuse, ProtocolError
-from easyckpt.saver.channel import BlockingChannel
+from easyckpt.overlap.touch import PageTable
+from easyckpt.saver.channel import BlockingChannel, MessageT
 from easyckpt.saver.frames import make_failure, read_failure
 from easyckpt.saver.protocol import (
     Close,
@@ -26,7 +33,10 @@ from easyckpt.saver.protocol import (
     LoadReady,
     LoadReshape,
     LoadWant,
+    Message,
     Open,
+    Reserve,
+    Reserved,
     Seal,
     StageAbort,
     StageAsk,
@@ -68,6 +78,8 @@ class Grant:
     """A slot to copy into."""
 
     slot: mmap.mmap
+    pages: PageTable
+    """Of the slot, in this process."""
     last_layout: str
     """Digest of the layout that this process wrote there last; empty if none."""
 
@@ -99,7 +111,8 @@ class RankLink:
     def __init__(self, seat: Seat, options: Open) -> None:
         self.seat = seat
         self._pid = os.getpid()
-        self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
+        self._turn = threading.RLock()
+        self._maps: OrderedDict[int, tuple[mmap.mmap, PageTable]] = OrderedDict()
         self._written: dict[int, str] = {}
         self._granted = 0
         self._known_layouts: set[str] = set()
@@ -140,61 +153,91 @@ class RankLink:
             metrics: kept in the manifest.
         """
         self._check_process()
-        known = layout_digest in self._known_layouts
-        timeout_s = BLOCK_TIMEOUT_S if block else ANSWER_TIMEOUT_S
-        while True:
-            question = StageAsk(
-                step=step,
-                layout=b"" if known else layout,
-                layout_digest=layout_digest,
-                body_bytes=body_bytes,
-                block=block,
-                metrics=metrics,
+        with self._turn:
+            return self._stage(
+                StageAsk(
+                    step=step,
+                    layout=layout,
+                    layout_digest=layout_digest,
+                    body_bytes=body_bytes,
+                    block=block,
+                    metrics=metrics,
+                )
             )
-            answer = self._channel.ask_any(question, timeout_s=timeout_s)
+
+    def _stage(self, question: StageAsk) -> Grant | StageInfo:
+        known = question.layout_digest in self._known_layouts
+        timeout_s = BLOCK_TIMEOUT_S if question.block else ANSWER_TIMEOUT_S
+        while True:
+            asked = msgspec.structs.replace(question, layout=b"") if known else question
+            answer = self._channel.ask_any(asked, timeout_s=timeout_s)
             if isinstance(answer, LayoutUnknown) and known:
                 known = False
                 continue
             break
-        self._known_layouts.add(layout_digest)
+        self._known_layouts.add(question.layout_digest)
         if isinstance(answer, FailureMessage):
             raise read_failure(answer)
         if isinstance(answer, StageRefuse):
-            return StageInfo(step=step, stage="skipped", reason=answer.reason)
+            return StageInfo(step=question.step, stage="skipped", reason=answer.reason)
         if isinstance(answer, StageInfo):
             return answer
         if not isinstance(answer, StageGrant):
             raise ProtocolError(f"{type(answer).__name__} came instead of a grant")
-        return self._take_grant(answer)
+        slot, pages = self._map(answer.slot, answer.capacity, fresh=answer.fresh)
+        self._granted = answer.slot
+        return Grant(slot=slot, pages=pages, last_layout=self._written.pop(answer.slot, ""))
 
-    def _take_grant(self, grant: StageGrant) -> Grant:
-        if grant.fresh:
+    def _map(self, number: int, capacity: int, *, fresh: bool) -> tuple[mmap.mmap, PageTable]:
+        """The mapping of a slot, whose descriptor came along if it is ``fresh``."""
+        if fresh:
             fd = self._channel.take_fd()
             try:
-                self._maps[grant.slot] = map_shared(fd, grant.capacity)
+                mapping = map_shared(fd, capacity)
             finally:
                 os.close(fd)
-            self._written.pop(grant.slot, None)
-        slot = self._maps.get(grant.slot)
-        if slot is None:
+            self._maps[number] = (mapping, PageTable(mapping))
+            self._written.pop(number, None)
+        found = self._maps.get(number)
+        if found is None:
             raise ProtocolError("the saver names a slot that it never sent", where=self.seat.socket_path)
-        self._maps.move_to_end(grant.slot)
+        self._maps.move_to_end(number)
         while len(self._maps) > MAPS_MAX:
             # Not closed by hand: torch may still hold a view for a moment, and the last one closes it.
-            number, _ = self._maps.popitem(last=False)
-            self._written.pop(number, None)
-        self._granted = grant.slot
-        return Grant(slot=slot, last_layout=self._written.pop(grant.slot, ""))
+            old, _ = self._maps.popitem(last=False)
+            self._written.pop(old, None)
+        return found
+
+    def reserve(self, body_bytes: int) -> PageTable | None:
+        """Have the saver make the slot that the next save will need, if it lacks one.
+
+        Returns:
+            The pages of the slot, none of them present yet in this process; None if nothing is lacking or
+            there is no memory, which the save will say.
+        """
+        self._check_process()
+        with self._turn:
+            answer = self._ask(Reserve(body_bytes=body_bytes), Reserved)
+            if answer.slot < 0:
+                return None
+            return self._map(answer.slot, answer.capacity, fresh=answer.fresh)[1]
+
+    def _ask(
+        self, question: Message, kind: type[MessageT], *, timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> MessageT:
+        with self._turn:
+            return self._channel.ask(question, kind, timeout_s=timeout_s)
 
     def seal(self, step: int, layout_digest: str) -> None:
         """Every byte is in the slot."""
         self._check_process()
-        self._written[self._granted] = layout_digest
-        self._channel.ask(Seal(step=step), Done, timeout_s=ANSWER_TIMEOUT_S)
+        with self._turn:
+            self._written[self._granted] = layout_digest
+            self._ask(Seal(step=step), Done)
 
     def abort(self, step: int, reason: str) -> None:
         """The copy failed."""
-        self._channel.ask(StageAbort(step=step, reason=reason), Done, timeout_s=ANSWER_TIMEOUT_S)
+        self._ask(StageAbort(step=step, reason=reason), Done)
 
     def load(self, index: int, step: int | None) -> Piece | LoadOffer | None:
         """The piece of this rank, when all ranks' pieces are ready; or an offer to answer with `want`; None
@@ -218,10 +261,13 @@ class RankLink:
 
     def reshape(self, index: int) -> LoadOffer:
         """The piece of this rank lacks something: what the pieces of all ranks have."""
-        return self._channel.ask(LoadReshape(index=index), LoadOffer, timeout_s=LOAD_TIMEOUT_S)
+        return self._ask(LoadReshape(index=index), LoadOffer, timeout_s=LOAD_TIMEOUT_S)
 
     def _take_load(self, question: Load | LoadWant) -> Piece | LoadOffer | None:
-        answer = self._channel.ask_any(question, timeout_s=LOAD_TIMEOUT_S)
+        with self._turn:
+            return self._take_answer(self._channel.ask_any(question, timeout_s=LOAD_TIMEOUT_S))
+
+    def _take_answer(self, answer: Message) -> Piece | LoadOffer | None:
         if isinstance(answer, FailureMessage):
             raise read_failure(answer)
         if isinstance(answer, LoadOffer):
@@ -245,18 +291,18 @@ class RankLink:
 
     def loaded(self, index: int) -> None:
         """The piece was read; its slot may be overwritten in time."""
-        self._channel.ask(Loaded(index=index), Done, timeout_s=ANSWER_TIMEOUT_S)
+        self._ask(Loaded(index=index), Done)
 
     def query(self, step: int) -> StageInfo:
         """How far a step is."""
         question = StageQuery(step=step, generation=self.seat.generation)
-        return self._channel.ask(question, StageInfo, timeout_s=ANSWER_TIMEOUT_S)
+        return self._ask(question, StageInfo)
 
     def goodbye(self, timeout_s: float) -> Closed:
         """Have the newest step made durable, and take leave."""
         self._check_process()
         question = Close(timeout_s=timeout_s)
-        return self._channel.ask(question, Closed, timeout_s=timeout_s + ANSWER_TIMEOUT_S)
+        return self._ask(question, Closed, timeout_s=timeout_s + ANSWER_TIMEOUT_S)
 
     def close(self) -> None:
         """End the connection. Without `goodbye` the saver lingers, and then makes the newest step durable."""

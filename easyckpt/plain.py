@@ -20,9 +20,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from easyckpt.bags import BAG_ITEMS_MIN, SCALARS, Bags
 from easyckpt.errors import CorruptCheckpoint, UnsupportedValue
 
-__all__ = ["Code", "PartNode", "TensorRef", "join", "pack", "refs_of", "unpack"]
+__all__ = ["Code", "Frozen", "PartNode", "TensorRef", "join", "pack", "refs_of", "unpack"]
 
 DEPTH_MAX = 100
 """Nesting of values; deeper is most likely a cycle through objects."""
@@ -74,6 +75,16 @@ class PartNode:
     plain: Any
 
 
+class Frozen:
+    """A plain value that does not change any more: packed once, written as if it stood there itself."""
+
+    __slots__ = ("raw", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.raw = b""
+
+
 Hook = Callable[[Any, str], Any]
 """Given a value that is not plain and its path: what to store instead, or `NotImplemented`."""
 
@@ -94,18 +105,19 @@ def join(path: str, key: object) -> str:
     return f"{path}[={pack(key).hex()}]"
 
 
-def pack(value: Any, *, path: str = "", hook: Hook | None = None) -> bytes:
+def pack(value: Any, *, path: str = "", hook: Hook | None = None, bags: Bags | None = None) -> bytes:
     """Encode a tree of plain values.
 
     Args:
         value: the tree.
         path: key path of ``value``, for names and errors.
         hook: asked about every value that is not plain.
+        bags: large containers that were packed before; is brought up to date.
 
     Raises:
         UnsupportedValue: something in the tree is not plain, is too large, or contains itself.
     """
-    packed = _Packer(hook).dump(value, path, depth=0)
+    packed = _Packer(hook, bags).dump(value, path, depth=0)
     if len(packed) > PLAIN_BYTES_MAX:
         raise UnsupportedValue(
             f"plain values take {len(packed)} bytes, more than {PLAIN_BYTES_MAX}",
@@ -116,8 +128,11 @@ def pack(value: Any, *, path: str = "", hook: Hook | None = None) -> bytes:
 
 
 class _Packer:
-    def __init__(self, hook: Hook | None) -> None:
+    def __init__(self, hook: Hook | None, bags: Bags | None = None) -> None:
         self._hook = hook
+        self._bags = bags
+        self._names: list[str] = []
+        self._tensor_kinds: set[type] = set()
         self._open: set[int] = set()  # ids of the containers that we are inside of
 
     def dump(self, value: Any, path: str, depth: int) -> bytes:
@@ -140,9 +155,28 @@ class _Packer:
             wire = self._container(value, path, depth + 1)
             self._open.discard(id(value))
             return wire
+        if kind is Frozen:
+            if not value.raw:
+                value.raw = _Packer(None).dump(value.value, path, depth)
+            return msgspec.Raw(value.raw)
         return self._other(value, path, depth)
 
     def _container(self, value: Any, path: str, depth: int) -> Any:
+        kind = type(value)
+        if kind not in (list, dict) or len(value) < BAG_ITEMS_MIN or self._bags is None:
+            return self._walk(value, path, depth)
+        bag = self._bags.find(path, value)
+        if bag is not None:
+            self._bags.seen(bag.names)
+            return msgspec.Raw(bag.raw)
+        begin = len(self._names)
+        wire = self._walk(value, path, depth)
+        kinds = set(map(type, value if kind is list else value.values()))
+        if kinds <= SCALARS | self._tensor_kinds:
+            self._bags.note(path, value, wire=wire, names=tuple(self._names[begin:]))
+        return wire
+
+    def _walk(self, value: Any, path: str, depth: int) -> Any:
         kind = type(value)
         if kind is list:
             return self._items(value, path, depth)
@@ -153,7 +187,10 @@ class _Packer:
             code = Code.SET if kind is set else Code.FROZENSET
             return _ext(code, [msgspec.Raw(item) for item in items])
         if kind is dict and all(type(key) is str and _is_utf8(key) for key in value):
-            return {key: self._wire(item, join(path, key), depth) for key, item in value.items()}
+            return {
+                key: item if type(item) in _SAME_ON_THE_WIRE else self._wire(item, join(path, key), depth)
+                for key, item in value.items()
+            }
         pairs = []
         for key, item in value.items():
             pairs.append(self._wire(key, f"{path}{{key}}", depth))
@@ -161,12 +198,19 @@ class _Packer:
         return _ext(_PAIR_CODES[kind], pairs)
 
     def _items(self, value: Any, path: str, depth: int) -> list[Any]:
-        return [self._wire(item, join(path, index), depth) for index, item in enumerate(value)]
+        if _SAME_ON_THE_WIRE.issuperset(map(type, value)):
+            return list(value)
+        return [
+            item if type(item) in _SAME_ON_THE_WIRE else self._wire(item, join(path, index), depth)
+            for index, item in enumerate(value)
+        ]
 
     def _other(self, value: Any, path: str, depth: int) -> Any:
         if self._hook is not None:
             replaced = self._hook(value, path)
             if isinstance(replaced, TensorRef):
+                self._tensor_kinds.add(type(value))
+                self._names.append(replaced.name)
                 return _ext(Code.TENSOR_REF, replaced.name)
             if isinstance(replaced, PartNode):
                 inner = self._wire(replaced.plain, path, depth + 1)
@@ -188,6 +232,7 @@ _PAIR_CODES: dict[Any, Code] = {
     Counter: Code.COUNTER,
 }
 _CONTAINERS = (list, tuple, dict, set, frozenset, OrderedDict, Counter)
+_SAME_ON_THE_WIRE = frozenset((bool, float, bytes, type(None)))
 
 
 def _simple_wire(value: Any) -> msgspec.msgpack.Ext | None:

@@ -37,6 +37,8 @@ class Resumed:
 
     step: int
     tier: str
+    body_bytes: int = 0
+    """Of the rank's own piece; 0 if it was put together from others."""
 
 
 def resume(
@@ -90,7 +92,7 @@ def _from_own(
     if places is None:
         return None
     loader.fill(reader(piece.body, places, body_bytes=layout.body_bytes))
-    return Resumed(step=piece.step, tier=piece.tier)
+    return Resumed(step=piece.step, tier=piece.tier, body_bytes=layout.body_bytes)
 
 
 def _own_places(wanted: Iterable[ChunkSpec], layout: Layout) -> dict[ChunkSpec, int] | None:

@@ -1,8 +1,8 @@
 """Tensors into a slot, and out of one.
 
-A slot is mapped memory; torch sees it through `torch.frombuffer`, so that the copy is torch's own, runs on
-its threads, and handles any stride, device and conjugation. What a slot's gaps hold is zero, always: two
-equal states give equal bytes, and so equal digests.
+A slot is mapped memory; torch sees it through `torch.frombuffer`. How tensors get into it is
+`easyckpt.overlap`; here is all else: which layout fits a state, what no tensor covers, and the way back. What
+a slot's gaps hold is zero, always: two equal states give equal bytes, and so equal digests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from easyckpt.layout import STATE_LENGTH_BYTES, Chunk, ChunkSpec, Layout, build_
 from easyckpt.loader import Read
 from easyckpt.state import Capture
 
-__all__ = ["fit_layout", "read_plain", "reader", "write"]
+__all__ = ["as_bytes", "fit_layout", "fits_plain", "read_plain", "reader", "write_frame", "write_plain"]
 
 PLAIN_ROOM_BYTES_MIN = 16 << 10
 """Room for plain state, at least: most states fit, and grow in it without a new layout."""
@@ -35,9 +35,13 @@ def fit_layout(captured: Capture, previous: Layout | None) -> Layout:
     return build_layout(captured.specs, state_bytes=room)
 
 
+def fits_plain(captured: Capture, layout: Layout) -> bool:
+    """Whether the layout has room for the plain state."""
+    return len(captured.plain) <= layout.state_end - layout.state_begin - STATE_LENGTH_BYTES
+
+
 def _fits(captured: Capture, layout: Layout) -> bool:
-    room = layout.state_end - layout.state_begin - STATE_LENGTH_BYTES
-    if len(captured.plain) > room or len(captured.tensors) != len(layout.chunks):
+    if not fits_plain(captured, layout) or len(captured.tensors) != len(layout.chunks):
         return False
     for item, chunk in zip(captured.tensors, layout.chunks, strict=True):
         spec = item.spec
@@ -54,34 +58,29 @@ def _fits(captured: Capture, layout: Layout) -> bool:
     return True
 
 
-def write(slot: mmap.mmap, layout: Layout, *, captured: Capture, fresh: bool) -> None:
-    """Copy a state into a slot. Blocks until every byte is there.
+def as_bytes(slot: mmap.mmap, layout: Layout) -> torch.Tensor:
+    """A slot as one flat tensor. It keeps the mapping alive."""
+    return torch.frombuffer(slot, dtype=torch.uint8, count=layout.body_bytes)
 
-    Args:
-        slot: shared mapping, at least as long as the body.
-        layout: of this very state.
-        captured: the state.
-        fresh: whether the slot held another layout before: then its gaps are cleared too.
-    """
-    if fresh:
-        slot.seek(0)
-        _clear(slot, len(layout.header), layout)
-        slot[: len(layout.header)] = layout.header
-    whole = torch.frombuffer(slot, dtype=torch.uint8, count=layout.body_bytes)
-    with torch.no_grad():
-        for item, chunk in zip(captured.tensors, layout.chunks, strict=True):
-            if chunk.alias_of is None and chunk.end > chunk.begin:
-                _view(whole, chunk).copy_(item.tensor)
-    plain = captured.plain
+
+def write_frame(slot: mmap.mmap, layout: Layout) -> None:
+    """Write what no tensor covers into a slot that held another layout before: the header, and zeros."""
+    slot.seek(0)
+    _clear(slot, len(layout.header), layout)
+    slot[: len(layout.header)] = layout.header
+
+
+def write_plain(slot: mmap.mmap, layout: Layout, plain: bytes) -> None:
+    """Write the packed plain state, and zeros behind it."""
     begin = layout.state_begin + STATE_LENGTH_BYTES
     slot[layout.state_begin : begin] = len(plain).to_bytes(STATE_LENGTH_BYTES, "little")
     slot[begin : begin + len(plain)] = plain
-    whole[begin + len(plain) : layout.state_end].zero_()
+    as_bytes(slot, layout)[begin + len(plain) : layout.state_end].zero_()
 
 
 def _clear(slot: mmap.mmap, begin: int, layout: Layout) -> None:
     """Zero what no tensor covers."""
-    whole = torch.frombuffer(slot, dtype=torch.uint8, count=layout.body_bytes)
+    whole = as_bytes(slot, layout)
     covered = sorted((chunk.begin, chunk.end) for chunk in layout.chunks if chunk.end > chunk.begin)
     for start, end in [*covered, (layout.body_bytes, layout.body_bytes)]:
         if start > begin:

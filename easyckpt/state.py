@@ -18,6 +18,7 @@ import torch
 
 from easyckpt.adapters.base import Adapter, Captured, Context, TensorPart, registry
 from easyckpt.adapters.dtensor import localise
+from easyckpt.bags import Bags
 from easyckpt.errors import Misuse, UnsupportedValue
 from easyckpt.layout import ChunkSpec
 from easyckpt.plain import PartNode, TensorRef, join, pack
@@ -43,6 +44,11 @@ class LiveTensor:
 
     spec: ChunkSpec
     tensor: torch.Tensor
+    """Plain and detached; shares memory and version counter with ``original``."""
+    original: torch.Tensor
+    """The object that the state holds."""
+    fenced: bool = False
+    """Whether it changes only within an optimizer's step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,17 +78,22 @@ def check_state(state: object) -> dict[str, Any]:
     return state
 
 
-def capture(state: dict[str, Any]) -> Capture:
+def capture(state: dict[str, Any], *, parts: Parts | None = None, bags: Bags | None = None) -> Capture:
     """Take a state apart.
+
+    Args:
+        state: the state.
+        parts: its objects, if the caller wants to keep them; all of them are captured here.
+        bags: is filled for a cheaper capture next time.
 
     Raises:
         Misuse: the state is not a dict with text keys, or two tensors have one name.
         UnsupportedValue: something in it cannot be stored; the key path is named.
     """
-    parts = Parts(check_state(state))
+    parts = Parts(check_state(state)) if parts is None else parts
     parts.capture_all()
     collector = _Collector(parts)
-    plain = pack(state, hook=collector.hook)
+    plain = pack(state, hook=collector.hook, bags=bags)
     return Capture(tensors=tuple(collector.tensors), plain=plain)
 
 
@@ -164,14 +175,17 @@ class _Collector:
         return PartNode(adapter=found[1].name, tensors=names, plain=captured.plain)
 
     def _add(self, part: TensorPart, name: str) -> None:
+        original = part.tensor
         part = localise(part, name)
         tensor = part.tensor.detach()
         check_tensor(tensor, name)
+        if type(tensor) is not torch.Tensor:
+            tensor = tensor.as_subclass(torch.Tensor)
         identity = memory_identity(tensor)
         owner = self._owners.setdefault(identity, name) if identity else name
         self._kept.append(tensor)  # its memory must not be freed and reused while identities are compared
         spec = spec_of(part, name, alias_of=None if owner == name else owner)
-        self.tensors.append(LiveTensor(spec=spec, tensor=tensor))
+        self.tensors.append(LiveTensor(spec=spec, tensor=tensor, original=original, fenced=part.fenced))
 
 
 def check_tensor(tensor: torch.Tensor, name: str) -> None:

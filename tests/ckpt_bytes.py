@@ -7,9 +7,10 @@ from typing import Any
 
 from easyckpt.layout import Layout
 from easyckpt.loader import Loader, known_of
+from easyckpt.overlap.plan import CopyPlan
 from easyckpt.plain import unpack
-from easyckpt.snapshot import fit_layout, read_plain, reader, write
-from easyckpt.state import capture
+from easyckpt.snapshot import as_bytes, fit_layout, read_plain, reader, write_frame, write_plain
+from easyckpt.state import Capture, capture
 
 
 def to_bytes(state: dict[str, Any], previous: Layout | None = None) -> tuple[Layout, mmap.mmap]:
@@ -17,8 +18,16 @@ def to_bytes(state: dict[str, Any], previous: Layout | None = None) -> tuple[Lay
     captured = capture(state)
     layout = fit_layout(captured, previous)
     body = mmap.mmap(-1, layout.body_bytes)
-    write(body, layout, captured=captured, fresh=True)
+    write(body, layout, captured)
     return layout, body
+
+
+def write(body: mmap.mmap, layout: Layout, captured: Capture) -> None:
+    """Copy a state into a body, all of it at once."""
+    write_frame(body, layout)
+    plan = CopyPlan(layout, captured.tensors, everything_at_once=True)
+    plan.copy_at_once(as_bytes(body, layout), captured.tensors)
+    write_plain(body, layout, captured.plain)
 
 
 def from_bytes(layout: Layout, body: mmap.mmap, state: dict[str, Any], *, strict: bool = True) -> None:

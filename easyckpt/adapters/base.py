@@ -6,7 +6,8 @@ adapter never copies tensor bytes, never knows files or slots, and stands alone 
 private names.
 
 **Save**: `Adapter.capture` returns the object's live tensors (references, not copies) and its plain state.
-easyckpt copies the tensors into the slot before `save` returns.
+easyckpt copies the tensors into the slot before `save` returns, or, where a part is ``fenced``, before the
+next optimizer step. A capture may say how to make the next one cheaper (`Captured.again`).
 
 **Load**, in this order, nothing being written before everything was compared:
 
@@ -54,6 +55,9 @@ class TensorPart:
     kind: ChunkKind = ChunkKind.BOX
     global_shape: tuple[int, ...] | None = None
     offsets: tuple[int, ...] | None = None
+    fenced: bool = False
+    """Whether it changes only within an optimizer's step (parameters, moments, masters), so that its copy may
+    go on while the next forward and backward run. What forward changes (buffers) is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,9 @@ class Captured:
     place."""
     elsewhere: Callable[[str], bool] | None = None
     """Whether a tensor of this name may be the object's, though none of it is on this rank."""
+    again: Callable[[], Captured | None] | None = None
+    """Looks, cheaply, whether a new capture would find the very same tensors: this one with the plain state
+    of now, or None if it has to be captured anew. Without it every save captures anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

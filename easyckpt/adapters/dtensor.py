@@ -19,7 +19,7 @@ import torch
 from easyckpt.adapters.base import TensorPart
 from easyckpt.errors import UnsupportedValue
 
-__all__ = ["is_distributed", "localise"]
+__all__ = ["is_distributed", "local_of", "localise"]
 
 
 def is_distributed(value: object) -> bool:
@@ -28,6 +28,15 @@ def is_distributed(value: object) -> bool:
         base.__name__ == "DTensor" and base.__module__.startswith("torch.distributed.")
         for base in type(value).__mro__
     )
+
+
+def local_of(value: Any) -> torch.Tensor:
+    """The memory of this rank's shard. Cheap: each save asks it of every parameter.
+
+    ``_local_tensor`` is private to torch and what ``to_local`` returns a view of; without it that is called.
+    """
+    local = getattr(value, "_local_tensor", None)
+    return local if type(local) is torch.Tensor else value.detach().to_local()
 
 
 def localise(part: TensorPart, path: str) -> TensorPart:

@@ -66,9 +66,9 @@ def parts(master: Master, prefix: str, tensor: torch.Tensor) -> Iterator[TensorP
     """One tensor of a master, cut at the borders of its parameters."""
     tensor = tensor.detach()
     if master.ranges is None:
-        yield TensorPart(name=f"{prefix}.{master.name}", tensor=tensor)
+        yield TensorPart(name=f"{prefix}.{master.name}", tensor=tensor, fenced=True)
     elif tensor.shape != master.tensor.shape:
-        yield TensorPart(name=f"{prefix}.@{master.key}", tensor=tensor)
+        yield TensorPart(name=f"{prefix}.@{master.key}", tensor=tensor, fenced=True)
     else:
         for part in master.ranges:
             yield TensorPart(
@@ -77,6 +77,7 @@ def parts(master: Master, prefix: str, tensor: torch.Tensor) -> Iterator[TensorP
                 kind=ChunkKind.FLAT,
                 global_shape=part.shape,
                 offsets=(part.param_start,),
+                fenced=True,
             )
 
 

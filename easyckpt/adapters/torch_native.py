@@ -13,6 +13,7 @@ neither happens here. Parameters have the names that the modules in the state gi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from easyckpt.adapters.base import Adapter, Captured, Context, SavedPart, SavedTensor, TensorPart
+from easyckpt.adapters.watch import OptimizerWatch, watch_module
 from easyckpt.errors import StateMismatch, UnsupportedValue
+from easyckpt.plain import Frozen
 
 __all__ = ["ADAPTERS", "ModuleAdapter", "OptimizerAdapter", "StatefulAdapter"]
 
@@ -51,13 +54,21 @@ class ModuleAdapter:
         for raw, entry in entries.items():
             name = _without(raw, wrappers)
             if isinstance(entry, torch.Tensor) and own.get(raw) is entry:
-                tensors.append(TensorPart(name=name, tensor=entry))
+                fenced = isinstance(entry, nn.Parameter)  # a buffer may change in forward
+                tensors.append(TensorPart(name=name, tensor=entry, fenced=fenced))
             elif raw.rpartition(".")[2] == _EXTRA_STATE:
                 extra[name] = entry
             else:
                 other[name] = entry.detach() if isinstance(entry, torch.Tensor) else entry
-        plain = {"extra": extra, "other": other} if extra or other else None
-        return Captured(tensors=tuple(tensors), plain=plain)
+        if extra or other:
+            return Captured(tensors=tuple(tensors), plain={"extra": extra, "other": other})
+        is_still = watch_module(value)
+
+        def again() -> Captured | None:
+            return found if is_still is not None and is_still() else None
+
+        found = Captured(tensors=tuple(tensors), again=again if is_still is not None else None)
+        return found
 
     def prepare(self, value: nn.Module, saved: SavedPart, context: Context) -> None:
         """A module has its tensors already."""
@@ -152,24 +163,36 @@ class OptimizerAdapter:
             state[name] = {}
             for key, entry in entries.items():
                 if isinstance(entry, torch.Tensor) and isinstance(key, str):
-                    tensors.append(TensorPart(name=f"state.{name}.{key}", tensor=entry))
+                    tensors.append(TensorPart(name=f"state.{name}.{key}", tensor=entry, fenced=True))
                     where = "parameter" if entry.device == owner.device else str(entry.device.type)
                     beside.setdefault(name, []).extend((key, where))
                 else:
                     state[name][key] = entry
-        groups = [
-            {**{key: entry for key, entry in group.items() if key != "params"},
-             "params": [names[id(parameter)] for parameter in group["params"]]}
-            for group in value.param_groups
-        ]  # fmt: skip
-        plain = {
-            "class": type(value).__name__,
-            "groups": groups,
-            "state": state,
-            "tensors": beside,
-            "loose": loose,
-        }
-        return Captured(tensors=tuple(tensors), plain=plain)
+        in_groups = [
+            Frozen([names[id(parameter)] for parameter in group["params"]]) for group in value.param_groups
+        ]
+        watch = OptimizerWatch(value)
+        kept = Frozen(state) if watch.is_possible else state
+        listed = Frozen(beside)
+
+        def plain() -> dict[str, Any]:
+            groups = [
+                {**{key: entry for key, entry in group.items() if key != "params"}, "params": frozen}
+                for group, frozen in zip(value.param_groups, in_groups, strict=True)
+            ]
+            return {
+                "class": type(value).__name__,
+                "groups": groups,
+                "state": kept,
+                "tensors": listed,
+                "loose": loose,
+            }
+
+        def again() -> Captured | None:
+            return replace(found, plain=plain()) if watch.is_still() else None
+
+        found = Captured(tensors=tuple(tensors), plain=plain(), again=again if watch.is_possible else None)
+        return found
 
     def prepare(self, value: Optimizer, saved: SavedPart, context: Context) -> None:
         """Create the moments that were saved and are not there, drop those that were not saved."""

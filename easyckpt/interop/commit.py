@@ -177,4 +177,4 @@ class _Collector:
         identity = memory_identity(tensor)
         owner = self._owners.setdefault(identity, name) if identity else name
         spec = spec_of(TensorPart(name=name, tensor=tensor), name, alias_of=None if owner == name else owner)
-        self.tensors.append(LiveTensor(spec=spec, tensor=tensor))
+        self.tensors.append(LiveTensor(spec=spec, tensor=tensor, original=tensor))

@@ -12,9 +12,10 @@ pinned one, an empty one first, the older one else.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 from easyckpt.digest import BodyDigest
 from easyckpt.errors import MemoryFull
@@ -140,18 +141,32 @@ class Holdings:
             SlotsBusy: both slots of the rank are protected or pinned.
             MemoryFull: there is no memory for a slot of this size.
         """
+        make = self.clear_way(held, body_bytes=body_bytes, protect=protect)
+        if make is not None:
+            self.add_slot(held.rank, make())
+        return self._append(held, layout, body_bytes)
+
+    def clear_way(
+        self, held: Held, *, body_bytes: int, protect: tuple[Key, ...]
+    ) -> Callable[[], Slot] | None:
+        """Let go of the piece that `place` would overwrite.
+
+        Returns:
+            What makes the slot that is lacking then, for a thread: reserving memory takes a tenth of a second
+            for each GB. Its result goes to `add_slot`. None if a slot is free.
+
+        Raises:
+            SlotsBusy: both slots of the rank are protected or pinned.
+            MemoryFull: the limit of this saver is reached.
+        """
         pieces = self._pieces.setdefault(held.rank, [])
-        present = self.find(held.rank, held.key)
-        if present is not None:
-            if present.pins:
-                raise SlotsBusy
-            self._discard(present)
+        self._replace(held)
         if len(pieces) >= SLOTS_PER_RANK:
             candidates = [p for p in pieces if not p.pins and p.key not in protect]
             if not candidates:
                 raise SlotsBusy
             self._discard(min(candidates, key=lambda p: (p.state is PieceState.SEALED, p.key)))
-        return self._append(held, layout, body_bytes)
+        return self._maker(held.rank, body_bytes)
 
     def place_beside(self, held: Held, *, layout: bytes, body_bytes: int) -> Piece:
         """Room for a piece of a restore, which overwrites nothing: only `keep_only` gives the memory back.
@@ -160,12 +175,37 @@ class Holdings:
             SlotsBusy: the very piece is here and in use.
             MemoryFull: there is no memory for a third slot.
         """
+        self._replace(held)
+        make = self._maker(held.rank, body_bytes)
+        if make is not None:
+            self.add_slot(held.rank, make())
+        return self._append(held, layout, body_bytes)
+
+    def _replace(self, held: Held) -> None:
         present = self.find(held.rank, held.key)
         if present is not None:
             if present.pins:
                 raise SlotsBusy
             self._discard(present)
-        return self._append(held, layout, body_bytes)
+
+    def lacking(self, rank: int, body_bytes: int) -> Callable[[], Slot] | None:
+        """What makes the slot that the rank's next save will need; None if it has all of its slots.
+
+        Raises:
+            MemoryFull: the limit of this saver is reached.
+        """
+        if len(self._pieces.get(rank, [])) >= SLOTS_PER_RANK:
+            return None
+        return self._maker(rank, body_bytes)
+
+    def free_slot(self, rank: int, body_bytes: int) -> Slot | None:
+        """The slot that a piece of this size would be placed in, if it is free."""
+        fitting = [slot for slot in self._free.get(rank, []) if slot.capacity >= body_bytes]
+        return min(fitting, key=lambda slot: slot.capacity, default=None)
+
+    def add_slot(self, rank: int, slot: Slot) -> None:
+        """A slot that was made for the rank."""
+        self._free.setdefault(rank, []).append(slot)
 
     def scratch(self, held: Held, *, body_bytes: int) -> Piece:
         """Room for what a load puts together: pinned once, never found, its memory goes with the last pin.
@@ -255,14 +295,11 @@ class Holdings:
         else:
             self._free.setdefault(piece.rank, []).append(piece.slot)
 
-    def _take_slot(self, rank: int, body_bytes: int) -> Slot:
+    def _maker(self, rank: int, body_bytes: int) -> Callable[[], Slot] | None:
+        if self.free_slot(rank, body_bytes) is not None:
+            return None
         free = self._free.setdefault(rank, [])
-        fitting = [slot for slot in free if slot.capacity >= body_bytes]
-        if fitting:
-            slot = min(fitting, key=lambda item: item.capacity)
-            free.remove(slot)
-            return slot
-        while free:
+        while free:  # all of them are too small
             free.pop().close()
         if self._limit is not None and self.slot_bytes + body_bytes > self._limit:
             raise MemoryFull(
@@ -271,4 +308,10 @@ class Holdings:
                 where=f"rank {rank}",
                 hint="raise the saver's memory limit",
             )
-        return Slot(body_bytes, headroom=self._headroom)
+        return partial(Slot, body_bytes, headroom=self._headroom)
+
+    def _take_slot(self, rank: int, body_bytes: int) -> Slot:
+        slot = self.free_slot(rank, body_bytes)
+        assert slot is not None  # the way was cleared
+        self._free[rank].remove(slot)
+        return slot

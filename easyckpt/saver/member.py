@@ -37,9 +37,11 @@ from easyckpt.saver.peering import (
 )
 from easyckpt.saver.protocol import Begin, Failure, Held, Key, Message, Open, Restored, StageAsk, StageInfo
 from easyckpt.saver.replicate import Dialer
+from easyckpt.saver.reserving import Reserver
 from easyckpt.saver.restore import Restorer
 from easyckpt.saver.resume import Resumes
 from easyckpt.saver.upkeep import Upkeep
+from easyckpt.slots import Slot
 
 __all__ = ["ORDER", "Member"]
 
@@ -86,6 +88,7 @@ class Member:
         self.health = Health(memory_step=None, replicated_step=None, durable_step=None)
         self.skipped = 0
         self._holdings = holdings
+        self._reserver = Reserver(holdings)
         self._spawn = spawn
         self._address = address
         self._uplink: Callable[[Message], None] | None = None
@@ -264,15 +267,24 @@ class Member:
         key = Key(self.begin.generation, ask.step)
         held = Held(key=key, rank=rank, world_size=self.begin.world_size, digest="")
         try:
+            await self._reserver.clear_way(held, body_bytes=ask.body_bytes, protect=verdict.protect)
+            self.check_refused()
             return self._holdings.place(
                 held, layout=layout, body_bytes=ask.body_bytes, protect=verdict.protect
             )
+        except asyncio.CancelledError:
+            self.stage_failed(rank, ask.step, "the worker is gone")
+            raise
         except SlotsBusy:
             reason = "both slots are still in use here"
         except MemoryFull as error:
             reason = f"{error.what} ({error.hint})"
         self.stage_failed(rank, ask.step, reason)
         return StageInfo(step=ask.step, stage="abandoned", reason=f"rank {rank}: {reason}")
+
+    async def reserve(self, rank: int, body_bytes: int) -> Slot | None:
+        """A slot for the rank's next save, made now. See `Reserver.ahead`."""
+        return await self._reserver.ahead(rank, body_bytes)
 
     async def _verdict(self, rank: int, ask: StageAsk) -> Verdict:
         """The lead's answer. If it does not come, the step is given up here, and so on every rank."""

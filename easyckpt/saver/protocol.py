@@ -28,6 +28,8 @@ __all__ = [
     "Open",
     "PersistNow",
     "Release",
+    "Reserve",
+    "Reserved",
     "Restored",
     "Seal",
     "Shutdown",
@@ -156,6 +158,21 @@ class StageRefuse(Message, frozen=True, kw_only=True):
 
 class LayoutUnknown(Message, frozen=True, kw_only=True):
     """Ask again with the layout."""
+
+
+class Reserve(Message, frozen=True, kw_only=True):
+    """Make the slot that this rank's next save will need, if it lacks one."""
+
+    body_bytes: int
+
+
+class Reserved(Message, frozen=True, kw_only=True):
+    """A free slot; its descriptor comes along if ``fresh``. Negative: nothing is lacking, or there is no
+    memory."""
+
+    slot: int = -1
+    capacity: int = 0
+    fresh: bool = False
 
 
 class Seal(Message, frozen=True, kw_only=True):

@@ -34,6 +34,8 @@ from easyckpt.saver.protocol import (
     Open,
     PersistNow,
     Release,
+    Reserve,
+    Reserved,
     Seal,
     Shutdown,
     StageAbort,
@@ -101,7 +103,7 @@ class Session:
             StageAbort: self._abort, StageQuery: self._query, Load: self._load, Loaded: self._loaded,
             Close: self._close, PersistNow: self._persist_now, StatusAsk: self._status,
             LoadWant: self._want, LoadReshape: self._reshape, Release: self._release,
-            Shutdown: self._shutdown,
+            Reserve: self._reserve, Shutdown: self._shutdown,
         }  # fmt: skip
 
     @property
@@ -295,10 +297,23 @@ class Session:
         answer.pin()
         self._copying = answer
         number = answer.slot.number
-        fresh = number not in self._slots_sent
-        self._slots_sent.add(number)
+        fresh = self._is_fresh(number)
         grant = StageGrant(slot=number, capacity=answer.slot.capacity, fresh=fresh)
         return (grant, answer.slot.fd) if fresh else grant
+
+    def _is_fresh(self, number: int) -> bool:
+        """Whether the worker has not had the slot's descriptor yet; it has it then."""
+        fresh = number not in self._slots_sent
+        self._slots_sent.add(number)
+        return fresh
+
+    async def _reserve(self, message: Reserve) -> object:
+        slot = await self._current().reserve(self.rank, message.body_bytes)
+        if slot is None:
+            return Reserved()
+        fresh = self._is_fresh(slot.number)
+        reserved = Reserved(slot=slot.number, capacity=slot.capacity, fresh=fresh)
+        return (reserved, slot.fd) if fresh else reserved
 
     def _seal(self, message: Seal) -> Message:
         member = self._current()

@@ -163,7 +163,7 @@ def flip_last_slot(worker: Checkpointer) -> None:
     """Change one byte of the piece that was saved last, behind everyone's back."""
     link = worker._link
     assert link is not None
-    slot = link._maps[link._granted]
+    slot, _ = link._maps[link._granted]
     slot[8192] ^= 1
 
 

@@ -27,6 +27,10 @@ BROAD_EXCEPTS: dict[str, tuple[int, str]] = {
         1,
         "client libraries raise what they like",
     ),
+    "easyckpt/overlap/job.py": (
+        2,
+        "outer loop of the copying thread: the step is given up with the error's text",
+    ),
     "easyckpt/saver/service.py": (1, "outer loop of the saver: counted as trouble, shown by its status"),
     "sanitycheck/cli.py": (1, "outer loop: an own error must not look like the verdict about a node"),
     "sanitycheck/probe.py": (1, "outer loop of the child: sends what broke to the engine"),
@@ -36,6 +40,7 @@ BROAD_EXCEPTS: dict[str, tuple[int, str]] = {
 FOREIGN_ERRORS: dict[str, str] = {
     "aimaster/agent/warm.py::Unfit": "an answer inside one module: the reason to start cold, shown by status",
     "aimaster/core/transitions.py::IllegalEvent": "the core may not import the tree; the shell records it",
+    "easyckpt/track.py::Changed": "an answer inside one module: the state is captured anew",
     "easyckpt/saver/holdings.py::SlotsBusy": "an answer inside the saver, which becomes a skipped save",
     "easyckpt/storage/trouble.py::RemoteTrouble": "inside the storage package, which maps it to the tree",
     "easyckpt/testing/crash.py::Crash": "a power cut in a test; nothing but the test may catch it",

@@ -14,7 +14,7 @@ from torch import nn
 from easyckpt.errors import Misuse, StateMismatch, UnsupportedValue
 from easyckpt.rng import RNG
 from easyckpt.state import capture
-from tests.ckpt_bytes import from_bytes, to_bytes
+from tests.ckpt_bytes import from_bytes, to_bytes, write
 
 
 class Net(nn.Module):
@@ -203,11 +203,9 @@ def test_equal_states_give_equal_bytes_whatever_the_slot_held() -> None:
     state = {"a": torch.ones(3000), "b": torch.ones(3), "n": 1}
     layout, body = to_bytes(state)
     captured = capture(state)
-    from easyckpt.snapshot import write
-
     dirty = type(body)(-1, layout.body_bytes)
     dirty[:] = b"\xff" * layout.body_bytes
-    write(dirty, layout, captured=captured, fresh=True)
+    write(dirty, layout, captured)
     assert dirty[:] == body[:]
 
 
