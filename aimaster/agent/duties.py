@@ -126,6 +126,7 @@ class Duties:
             hung = order.reason is Reason.WORKERS_HUNG
             outcome = await self.stop_workers(HUNG_GRACE_S if hung else None)
             self.phase = AgentPhase.IDLE
+            self._report_ends(outcome)
             if not outcome.gone:
                 self._fail(order.generation, "cannot be killed: " + "; ".join(outcome.unkillable))
                 return
@@ -145,6 +146,15 @@ class Duties:
                 rendezvous_port=self._port.port,
             )
         )
+
+    def _report_ends(self, outcome: StopOutcome) -> None:
+        """Those that failed by themselves while they were being stopped: one of them may be the first cause.
+
+        Their generation is over, so the master only writes them down.
+        """
+        for ended in outcome.exits:
+            if ended.exit_code and ended.error:
+                self.worker_ended(ended)
 
     async def _start(self, order: StartWorkers) -> None:
         if (self.phase, self.generation) != (AgentPhase.RUNNING, order.generation):

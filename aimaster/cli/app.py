@@ -79,6 +79,56 @@ def status(
     typer.echo(show(wanted, as_json=as_json), nl=False)
 
 
+StateDir = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(metavar="DIR", help="State directory of the job, where its journal is."),
+]
+JobName = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(metavar="ID", help="Which job; else the one that wrote last."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON with a schema number.")]
+
+
+@app.command(short_help="Tell what went wrong, why, and what was done.")
+def explain(
+    incident: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Argument(metavar="[INCIDENT]", help="Number of the incident; else the newest one."),
+    ] = None,
+    as_json: AsJson = False,
+    state_dir: StateDir = None,
+    job_id: JobName = None,
+    rules: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", help="Diagnosis rules of your own, which go first."),
+    ] = None,
+) -> None:
+    """Tell one incident as a report: first culprit, evidence, rule, decision, downtime, what to do.
+
+    Reads the journal on this machine, while the job runs or long after.
+    """
+    from aimaster.cli.explain import explain as told
+
+    typer.echo(told(incident, state_dir=state_dir, job_id=job_id, rules=rules, as_json=as_json), nl=False)
+
+
+@app.command(short_help="Show a job's journal: what was seen, what was decided.")
+def events(
+    as_json: AsJson = False,
+    state_dir: StateDir = None,
+    job_id: JobName = None,
+    last: Annotated[Optional[int], typer.Option(metavar="N", help="Only the newest N.")] = None,  # noqa: UP045
+) -> None:
+    """Show a job's journal, a line per event: number, time, seconds of the job, event, node, decision.
+
+    JSON is one object a line.
+    """
+    from aimaster.cli.explain import show_events
+
+    typer.echo(show_events(state_dir=state_dir, job_id=job_id, last=last, as_json=as_json), nl=False)
+
+
 @app.command(short_help="Lead a job from this machine, without workers.")
 def master(
     job_id: Annotated[str, typer.Option(metavar="ID", help="The job, as in `aimaster run --rdzv-id ID`.")],

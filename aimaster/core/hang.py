@@ -90,6 +90,10 @@ class Pace:
 SAMPLES_MIN = 5
 """With fewer measured steps than that, limits are those of a start."""
 
+SAMPLES_SURE = 100
+UNSURE = 3.0
+"""With fewer measured steps than that, their quantile says little: the limit for work is so many times longer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -114,8 +118,9 @@ def limits(config: HangConfig, pace: Pace, *, stepped: bool) -> Limits:
     stuck_s = max(config.floor_s, config.factor * pace.quantile_s)
     if not (known and stepped):
         stuck_s = max(stuck_s, config.first_s)
+    unsure = 1.0 if pace.samples >= SAMPLES_SURE else UNSURE
     busy_s: float | None = max(
-        config.busy_s, config.busy_factor * pace.quantile_s, config.gap_factor * pace.longest_gap_s
+        config.busy_s, unsure * config.busy_factor * pace.quantile_s, config.gap_factor * pace.longest_gap_s
     )
     if not (known and stepped):
         busy_s = max(config.start_s, busy_s or 0.0) if pace.ever_stepped else None

@@ -29,6 +29,9 @@ OUTLIER_OF = 20
 REPORT_AGE_S_MAX = 4.0
 """A node that was not heard for longer gives no evidence; the failure detector deals with it."""
 
+DEBUGGER_HOLD_S = 60.0
+"""So long after a debugger was seen nobody is judged: one look may have missed it, and people pause."""
+
 
 class PaceMeter:
     """Measures the time between steps of one rank, the same one as long as it reports."""
@@ -132,6 +135,8 @@ class _Attempt:
     newest_step: int | None = None
     """As the training counts."""
     judged: bool = False
+    debugged_s: float | None = None
+    """When a rank was last seen under a debugger."""
 
 
 class HangWatch:
@@ -222,6 +227,10 @@ class HangWatch:
             ranks += heard.report.ranks
             world = heard.report.world_size or world
         found = judge(ranks, config=self.config, pace=self._meter.pace(), stepped=attempt.stepped)
+        if isinstance(found, Blind):
+            attempt.debugged_s = now
+        elif attempt.debugged_s is not None and now - attempt.debugged_s < DEBUGGER_HOLD_S:
+            return Blind(why="a rank was under a debugger a moment ago")
         if isinstance(found, Hang) and found.kind is HangKind.DEADLOCK and len(ranks) < world:
             return Blind(why=f"only {len(ranks)} of {world} ranks can be seen")
         return found

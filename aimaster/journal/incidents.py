@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from aimaster.core.commands import Reason, StartWorkers
+from aimaster.core.commands import Facts, Reason, StartWorkers
 from aimaster.core.events import (
     FirstStepDone,
     NodeDied,
@@ -61,6 +61,9 @@ class AlsoFailed:
     node: NodeId
     rank: int | None
     at_s: float
+    exit_code: int | None = None
+    signal: int | None = None
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,10 @@ class Incident:
     recovered_s: float | None = None
     """From detection to the first step of a later attempt; None while it lasts."""
     also_failed: tuple[AlsoFailed, ...] = ()
+    hang: WorkersHung | None = None
+    """What the witnesses said, where that is what happened."""
+    facts: Facts = field(default_factory=dict)
+    """Of the decision."""
 
 
 @dataclass(slots=True)
@@ -143,7 +150,7 @@ def _take(story: _Story, entry: Entry) -> None:
     if ENDED_GENERATION in facts:
         _failure(story, entry)
     elif isinstance(event, WorkerExited) and not event.ok and record.decision.reason is Reason.STALE:
-        _also(story, IncidentKind.WORKER_FAILED, event.node, event.rank, record.at_s)
+        _also(story, entry)
     elif isinstance(event, NodeDied) and record.decision.reason is Reason.NODE_LOST:
         _death_explains(story, entry)
     starts = [c for c in record.decision.commands if isinstance(c, StartWorkers)]
@@ -187,7 +194,7 @@ def _failure(story: _Story, entry: Entry) -> None:
     if kind in _NODE_GONE and newest.kind not in _NODE_GONE and node in story.ended:
         _was_the_cause(story, kind, entry)
     else:
-        _also(story, kind, node, rank, record.at_s)
+        _also(story, entry)
     if ends:
         story.update(reason=record.decision.reason, ended_job=True)
 
@@ -206,7 +213,18 @@ def _death_explains(story: _Story, entry: Entry) -> None:
 def _was_the_cause(story: _Story, kind: IncidentKind, entry: Entry) -> None:
     """The newest incident was the echo of this one."""
     newest, record = story.incidents[-1], entry.record
-    _also(story, newest.kind, newest.node, newest.rank, newest.detected_at_s)
+    _add(
+        story,
+        AlsoFailed(
+            kind=newest.kind,
+            node=newest.node,
+            rank=newest.rank,
+            at_s=newest.detected_at_s,
+            exit_code=newest.exit_code,
+            signal=newest.signal,
+            error=newest.error,
+        ),
+    )
     story.update(
         kind=kind,
         node=_what(entry)[1],
@@ -239,6 +257,8 @@ def _new(number: int, entry: Entry) -> Incident:
         error=worker.error if worker else event.what if isinstance(event, NodeFailed) else "",
         reason=record.decision.reason,
         ended_job="exit_code" in facts,
+        hang=event if isinstance(event, WorkersHung) else None,
+        facts=dict(facts),
     )
 
 
@@ -266,9 +286,26 @@ def _what(entry: Entry) -> tuple[IncidentKind, NodeId, int | None]:
     return IncidentKind.NODE_FAILED, NodeId(str(entry.record.decision.facts.get("node", ""))), None
 
 
-def _also(story: _Story, kind: IncidentKind, node: NodeId, rank: int | None, at_s: float) -> None:
+def _also(story: _Story, entry: Entry) -> None:
+    """A failure that belongs to the newest incident without being its cause."""
+    kind, node, rank = _what(entry)
+    event = entry.record.event
+    worker = event if isinstance(event, WorkerExited) else None
+    _add(
+        story,
+        AlsoFailed(
+            kind=kind,
+            node=node,
+            rank=rank,
+            at_s=entry.record.at_s,
+            exit_code=worker.exit_code if worker else None,
+            signal=worker.signal if worker else None,
+            error=worker.error if worker else "",
+        ),
+    )
+
+
+def _add(story: _Story, more: AlsoFailed) -> None:
     newest = story.newest
-    if newest is None or len(newest.also_failed) >= ALSO_FAILED_MAX:
-        return
-    more = AlsoFailed(kind=kind, node=node, rank=rank, at_s=at_s)
-    story.update(also_failed=(*newest.also_failed, more))
+    if newest is not None and len(newest.also_failed) < ALSO_FAILED_MAX:
+        story.update(also_failed=(*newest.also_failed, more))

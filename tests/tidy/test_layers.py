@@ -86,6 +86,7 @@ ROWS = (
     ),
     Row(prefix="aimaster.integrations", own=(*LEAVES, "aimaster.core", "aimaster.rpc.messages", "easyckpt")),
     Row(prefix="aimaster.schedulers", own=LEAVES),
+    Row(prefix="aimaster.rules", own=(*LEAVES, "aimaster.core"), others=("yaml",)),
     Row(
         prefix="aimaster.cli",
         own=("aimaster",),

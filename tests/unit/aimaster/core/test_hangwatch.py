@@ -144,3 +144,12 @@ def test_a_paused_machine_changes_neither_limits_nor_verdicts() -> None:
     assert job.scan() is None
     job.warm_up()
     assert job.watch.pace().longest_gap_s <= before + 1.0
+
+
+def test_after_a_debugger_there_is_time() -> None:
+    job = Job()
+    job.warm_up()
+    assert job.still(30, wait=Wait.DEBUGGER) is None
+    assert "debugger" in job.watch.blind
+    assert job.still(50) is None
+    assert job.still(20) is not None
