@@ -1,8 +1,8 @@
-"""From what was said at a failure to its cause: the first matching row of a table, and of all ranks the first cause.
+"""From what was said at a failure to its cause: the first row of a table that fits, and the cause of all.
 
-A row matches one failure by its exit code, its signal, its text, its kind; all that it names must fit. Rows are
-ordered, and the first that matches a failure speaks for it. Of all failures that belong to one incident the
-most specific row wins, and of equally specific ones the earliest failure: that a peer has closed its
+A row matches one failure by its exit code, its signal, its text, its kind; all that it names must fit. Rows
+are ordered, and the first that matches a failure speaks for it. Of all failures that belong to one incident
+the most specific row wins, and of equally specific ones the earliest failure: that a peer has closed its
 connection, or that a launcher saw a child fail, is the echo of something else.
 
 The table is data (``aimaster/rules/diagnosis.yaml``); this is the pure part, which knows no file.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum, Enum
+from enum import Enum, IntEnum
 from typing import Protocol
 
 TEXT_CHARS_MAX = 16 * 1024

@@ -92,7 +92,7 @@ SAMPLES_MIN = 5
 
 SAMPLES_SURE = 100
 UNSURE = 3.0
-"""With fewer measured steps than that, their quantile says little: the limit for work is so many times longer."""
+"""With fewer measured steps their quantile says little: the limit for work is so many times longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

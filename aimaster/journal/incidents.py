@@ -183,7 +183,7 @@ def _recovered(story: _Story, event: FirstStepDone, at_s: float) -> None:
 
 def _failure(story: _Story, entry: Entry) -> None:
     record = entry.record
-    kind, node, rank = _what(entry)
+    kind, node, _ = _what(entry)
     newest = story.newest
     ends = "exit_code" in record.decision.facts
     if newest is None or story.starting:

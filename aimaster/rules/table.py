@@ -1,7 +1,7 @@
 """Reads tables of diagnosis rules: the one that comes with the program, and a user's own, which goes first.
 
-A table is a YAML list of rows; `diagnosis.yaml` beside this file is the example. Everything is checked when it is
-read, and an error names file, row and field: a rule that silently never matches is worse than none.
+A table is a YAML list of rows; `diagnosis.yaml` beside this file is the example. Everything is checked when
+it is read, and an error names file, row and field: a rule that silently never matches is worse than none.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     outcome = watch_a_job(7, kind="deadlock")
 
 A job is drawn from a seed: ranks, step times (drawn from a recorded trace, scaled, with a heavy tail), and a
-mixture of honest pauses: a long first step, evaluations and saves of one rank, uploads that sleep in a socket,
-a person at a debugger, accumulation, a slow-down, a network that stalls for seconds, a machine that is paused,
-a master that is late, ranks that finish minutes apart. A job that is hurt then hangs for good in one way.
+mixture of honest pauses: a long first step, evaluations and saves of one rank, uploads that sleep in a
+socket, a person at a debugger, accumulation, a slow-down, a network that stalls for seconds, a machine that
+is paused, a master that is late, ranks that finish minutes apart. A job that is hurt then hangs for good.
 
 What agents would see is modelled as `aimaster.agent.witness` looks: twice a second, stacks ever less often,
 some of them torn. What is judged is the real `aimaster.core.hangwatch`, nothing else.
@@ -27,7 +27,7 @@ LOOK_S = 0.5
 STACK_AFTER_S = 1.5
 BACKOFF_S = (1.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 TORN = 0.1
-"""Share of looks at the stack of a rank that runs that show something else; one that waits has a whole stack."""
+"""Share of looks at the stack of a rank that runs that show something else; one that waits is whole."""
 HURTS = ("stopped", "stuck", "deadlock", "busy")
 HANG_S = 7200.0
 """How long a hurt job is watched; no limit that it can have learnt is longer."""

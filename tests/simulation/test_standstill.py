@@ -1,4 +1,4 @@
-"""Jobs in virtual time: nobody is accused of honest work, and every real hang is found in time, with its culprit.
+"""Jobs in virtual time: nobody is accused of honest work, and every hang is found in time, with its culprit.
 
 `python -m tests.simulation.test_standstill` runs more seeds and prints the rates.
 """

@@ -82,6 +82,8 @@ def test_a_lost_node_is_the_cause_of_its_partners_failures() -> None:
         AlsoFailed(
             kind=IncidentKind.WORKER_FAILED,
             node=NodeId("a"),
+            exit_code=1,
+            error="Connection reset by peer",
             rank=0,
             at_s=incident.detected_at_s,
         ),

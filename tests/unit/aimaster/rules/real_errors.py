@@ -141,7 +141,7 @@ FAILURES: dict[str, Callable[[], object]] = {
     "shape_mismatch": lambda: torch.ones(2, 3) @ torch.ones(2, 3),
     "wrong_dtype": lambda: torch.ones(2, 3) @ torch.ones(3, 2, dtype=torch.float64),
     "host_cannot_allocate": lambda: torch.empty(10**15),
-    "file_missing": lambda: open("/nowhere/to/be/found"),
+    "file_missing": lambda: Path("/nowhere/to/be/found").read_text(),
     "host_name_unknown": lambda: socket.getaddrinfo("no-such-host.invalid", 80),
     "module_missing": lambda: __import__("no_such_module_at_all"),
     "library_missing": lambda: __import__("ctypes").CDLL("libnowhere.so.1"),

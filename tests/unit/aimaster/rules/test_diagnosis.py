@@ -1,4 +1,4 @@
-"""The table of causes: every row against its samples, the choice of the first cause, and a user's own rows."""
+"""The table of causes: every row against its samples, the choice of the first cause, and rows of a user."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_echoes_alone_are_still_told() -> None:
 def test_a_users_own_rows_go_first(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text(
-        "- {name: ours, match: {text: 'No space left'}, cause: quota of the team, blame: storage, retry: never, do: ask}"
+        "- {name: ours, match: {text: 'No space left'}, cause: quota, blame: storage, retry: never, do: ask}"
     )
     found = find(load_rules(own), failure(SAMPLES["disk_full"]["fits"]))
     assert found is not None
