@@ -5,8 +5,8 @@
     SanitycheckError                    exit 70 (our own bug, unless a branch below says otherwise)
     ├─ UsageError                       exit 2   the caller asked for something that does not exist
     │   ├─ UnknownCheckError            exit 2   no check has this id
+    │   ├─ GroupError                   exit 2   the meeting point of a group cannot be opened
     │   └─ BadFileError                 exit 2   a drill, baseline or fingerprint file cannot be used
-    ├─ GroupError                       exit 3   the nodes of a group cannot meet
     ├─ TableError                       exit 70  a packaged table of facts has a slip
     ├─ CodecError                       exit 70  a value does not have the shape its class declares
     ├─ ReportFormatError                exit 70  a report that is not ours, or of a schema we do not read
@@ -72,20 +72,6 @@ class BadFileError(UsageError):
         super().__init__(f"{path}: {problem}")
 
 
-class GroupError(SanitycheckError):
-    """The nodes of a group cannot meet: the endpoint does not answer, or refuses this node. Exit code 3."""
-
-    exit_code: ClassVar[int] = 3
-
-    def __init__(self, endpoint: str, *, problem: str) -> None:
-        self.endpoint = endpoint
-        self.problem = problem
-        super().__init__(
-            f"the group at {endpoint} cannot be joined: {problem}; check that node rank 0 runs with the same"
-            " --rdzv-endpoint, --nnodes and --rdzv-id"
-        )
-
-
 class TableError(SanitycheckError):
     """A packaged table of facts has a slip; says which file and where. Exit code 70."""
 
@@ -93,6 +79,18 @@ class TableError(SanitycheckError):
         self.table = table
         self.problem = problem
         super().__init__(f"{table}: {problem}")
+
+
+class GroupError(UsageError):
+    """The meeting point of a group cannot be opened here. Exit code 2."""
+
+    def __init__(self, endpoint: str, *, problem: str) -> None:
+        self.endpoint = endpoint
+        self.problem = problem
+        super().__init__(
+            f"{endpoint} cannot be opened: {problem}; on node rank 0, --rdzv-endpoint must name an address of"
+            " that node and a free port"
+        )
 
 
 class ReportFormatError(SanitycheckError):

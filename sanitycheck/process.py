@@ -31,7 +31,7 @@ from sanitycheck.outcome import Answered, Cannot, Crashed, Hung, Outcome
 from sanitycheck.probe import BOOTSTRAP
 from sanitycheck.result import Level
 
-__all__ = ["ProbeProcess", "probe_environment"]
+__all__ = ["ProbeProcess", "probe_environment", "search_path"]
 
 ANSWER_BYTES_MAX = 1 << 20
 ORDER_BYTES_MAX = 48 << 10
@@ -74,7 +74,7 @@ def probe_environment(environment: Mapping[str, str], *, threads: int) -> dict[s
     return {**_UNLESS_SET, **kept, **blas, **_FORCED}
 
 
-def _search_path() -> list[str]:
+def search_path() -> list[str]:
     """The caller's search path, absolute entries only, with the place of this package at the end."""
     return [*(entry for entry in sys.path if os.path.isabs(entry)), str(Path(__file__).resolve().parents[1])]
 
@@ -101,7 +101,7 @@ class ProbeProcess:
         error_read, error_write = os.pipe()
         order_read, order_write = os.pipe()
         order = {
-            "path": _search_path(),
+            "path": search_path(),
             "parent": os.getpid(),
             "check": self.check.id,
             "module": self.check.module,

@@ -199,6 +199,7 @@ class Report:
         duration_s: Monotonic.
         nccl_overrides: ``NCCL_*`` variables that the environment sets: they change what is measured and
             trained.
+        missing: Nodes of the group that never came.
     """
 
     node: str
@@ -207,6 +208,7 @@ class Report:
     started_unix_s: float = 0.0
     duration_s: float = 0.0
     nccl_overrides: Mapping[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nccl_overrides", MappingProxyType(dict(self.nccl_overrides)))
@@ -252,6 +254,7 @@ class Report:
             "started_unix_s": round(self.started_unix_s, 3),
             "duration_s": round(self.duration_s, 4),
             "nccl_overrides": dict(self.nccl_overrides),
+            "missing": list(self.missing),
             "results": [result.to_dict() for result in self.results],
         }
 
@@ -280,6 +283,7 @@ class Report:
                 started_unix_s=float(data["started_unix_s"]),
                 duration_s=float(data["duration_s"]),
                 nccl_overrides={str(key): str(value) for key, value in data["nccl_overrides"].items()},
+                missing=tuple(str(node) for node in data.get("missing", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ReportFormatError(f"not a sanitycheck report: {type(error).__name__}: {error}") from error

@@ -26,7 +26,7 @@ from sanitycheck.outcome import Hung, NotRun, Outcome
 from sanitycheck.process import ProbeProcess
 from sanitycheck.result import Level, Report, Result
 
-__all__ = ["LEVEL_TIMEOUT_S", "run", "run_checks"]
+__all__ = ["LEVEL_TIMEOUT_S", "OnResult", "OnStart", "run", "run_checks"]
 
 LEVEL_TIMEOUT_S: Mapping[Level, float] = {
     Level.INSTANT: 2.0,

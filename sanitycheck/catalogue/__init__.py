@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from sanitycheck.catalogue.devices import DEVICE_CHECKS
+from sanitycheck.catalogue.fleet import FLEET_CHECKS
 from sanitycheck.catalogue.measures import MEASURE_CHECKS
 from sanitycheck.catalogue.network import NETWORK_CHECKS
 from sanitycheck.catalogue.node import NODE_CHECKS
@@ -32,7 +33,7 @@ _FAMILIES = (
 
 CHECKS: tuple[Check, ...] = tuple(
     sorted(
-        (*NODE_CHECKS, *DEVICE_CHECKS, *NETWORK_CHECKS, *MEASURE_CHECKS),
+        (*NODE_CHECKS, *DEVICE_CHECKS, *NETWORK_CHECKS, *MEASURE_CHECKS, *FLEET_CHECKS),
         key=lambda check: _FAMILIES.index(check.id.split(".", 1)[0]),
     )
 )

@@ -13,7 +13,7 @@ from sanitycheck.facts.proc import cgroup_limits, parse_key_values, read_text
 from sanitycheck.facts.request import Request
 from sanitycheck.thresholds import GIB
 
-__all__ = ["BootFacts", "CpuMemFacts", "collect_boot", "collect_cpu_mem", "parse_cpu_quota"]
+__all__ = ["BootFacts", "CpuMemFacts", "collect_boot", "collect_cpu_mem", "cpu_model", "parse_cpu_quota"]
 
 EDAC = Path("/sys/devices/system/edac/mc")
 _NO_LIMIT = 1 << 60
@@ -88,7 +88,8 @@ def _edac(name: str) -> int | None:
     return sum(numbers) if numbers else None
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """The processor's name; empty where the kernel does not tell."""
     for line in (read_text("/proc/cpuinfo") or "").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("model name", "Processor", "cpu model"):
@@ -111,7 +112,7 @@ def collect_cpu_mem(request: Request) -> CpuMemFacts:
     return CpuMemFacts(
         cpus=len(os.sched_getaffinity(0)),
         cpu_quota=_cpu_quota(),
-        cpu_model=_cpu_model(),
+        cpu_model=cpu_model(),
         load_1min=os.getloadavg()[0],
         memory_total_bytes=memory["MemTotal"],
         memory_available_bytes=available,

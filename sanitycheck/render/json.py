@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
+from sanitycheck.durable import write_whole
 from sanitycheck.render.sentences import describe, next_step
 from sanitycheck.result import Report
 
@@ -23,24 +23,9 @@ def render(report: Report) -> str:
 
 
 def write(report: Report, path: str) -> None:
-    """Write the JSON so that a reader sees the old file or the whole new one, never a part.
+    """Write the JSON, whole or not at all.
 
     Raises:
         OSError: The file cannot be written; nothing is left behind.
     """
-    if os.path.exists(path) and not os.path.isfile(path):
-        # A pipe or a device such as /dev/null: it is written to, never replaced.
-        with open(path, "w", encoding="utf-8") as stream:
-            stream.write(render(report) + "\n")
-        return
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        with open(temporary, "x", encoding="utf-8") as file:
-            file.write(render(report) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.lexists(temporary):
-            os.unlink(temporary)
-        raise
+    write_whole(path, render(report) + "\n")

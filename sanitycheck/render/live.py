@@ -13,7 +13,7 @@ from rich.text import Text
 
 from sanitycheck.check import Check
 from sanitycheck.render.sentences import describe
-from sanitycheck.result import Result, Verdict
+from sanitycheck.result import Level, Result, Verdict
 
 __all__ = ["LiveTable"]
 
@@ -30,8 +30,10 @@ REFRESH_PER_S = 8
 class LiveTable:
     """Context manager; hand :meth:`start` and :meth:`result` to the engine."""
 
-    def __init__(self, checks: Sequence[Check], console: Console) -> None:
+    def __init__(self, checks: Sequence[Check], console: Console, *, level: Level, limit_s: float) -> None:
         self._checks = checks
+        self._level = level
+        self._ends = time.monotonic() + limit_s
         self._begun: dict[str, float] = {}
         self._results: dict[str, Result] = {}
         self._live = Live(
@@ -66,8 +68,12 @@ class LiveTable:
                 verdict = Text(result.verdict.value, style=_STYLES[result.verdict])
                 table.add_row(check.id, verdict, Text(describe(result.findings[0])))
             elif check.id in self._begun:
-                elapsed = time.monotonic() - self._begun[check.id]
-                table.add_row(check.id, Text(f"{elapsed:.0f} s", style="dim"), Text(check.title, style="dim"))
+                left = max(0.0, check.deadline_at(self._level) - (time.monotonic() - self._begun[check.id]))
+                shown = Text(f"{left:.0f} s left", style="dim")
+                table.add_row(check.id, shown, Text(check.title, style="dim"))
             else:
                 table.add_row(check.id, Text("-", style="dim"), Text(check.title, style="dim"))
+        done = f"{len(self._results)} of {len(self._checks)}"
+        left = max(0.0, self._ends - time.monotonic())
+        table.add_row(Text(done, style="dim"), Text(f"{left:.0f} s left", style="dim"), Text(""))
         return table

@@ -21,6 +21,8 @@ def coverage_line(report: Report) -> str:
         f" {counts['looked']} of {counts['checks']} checks looked"
         f" ({', '.join(parts) or 'none'}) in {report.duration_s:.1f} s"
     )
+    if report.missing:
+        line += f"; never came: {', '.join(report.missing)}"
     unseen = [result.check for result in report.with_verdict(Verdict.UNKNOWN)]
     return f"{line}; could not be looked at: {', '.join(unseen)}" if unseen else line
 

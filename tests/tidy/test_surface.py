@@ -32,7 +32,7 @@ BROAD_EXCEPTS: dict[str, tuple[int, str]] = {
         "outer loop of the copying thread: the step is given up with the error's text",
     ),
     "easyckpt/saver/service.py": (1, "outer loop of the saver: counted as trouble, shown by its status"),
-    "sanitycheck/cli.py": (1, "outer loop: an own error must not look like the verdict about a node"),
+    "sanitycheck/cli/__init__.py": (1, "outer loop: an own error must not look like a verdict"),
     "sanitycheck/probe.py": (1, "outer loop of the child: sends what broke to the engine"),
 }
 """Path → how many handlers there catch everything, and why (a shell's outer loop, the training hook)."""

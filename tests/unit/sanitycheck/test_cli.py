@@ -256,6 +256,6 @@ def test_our_own_error_is_not_a_verdict(
     def broken(*args: object, **kwargs: object) -> None:
         raise RuntimeError("no such thing should happen")
 
-    monkeypatch.setattr("sanitycheck.cli.run", broken)
+    monkeypatch.setattr("sanitycheck.cli.running.run", broken)
     assert main(["run"]) == 70
     assert "please report" in capsys.readouterr().err
