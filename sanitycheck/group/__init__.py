@@ -3,8 +3,8 @@
 Theory of operation. Node rank 0 opens the endpoint and leads (:mod:`sanitycheck.group.lead`, one thread, one
 loop); every node, rank 0 too, joins it as a member (:mod:`sanitycheck.group.member`) before it checks
 itself, so that the lead knows early who came. After its own checks a member reports its figure alone and its
-versions. The lead then asks :mod:`sanitycheck.localise` for pairs, has them tested, and at the end gives everybody the
-same facts, which are judged on every node like those of any check.
+versions. The lead then asks :mod:`sanitycheck.localise` for pairs, has them tested, and at the end gives
+everybody the same facts, which are judged on every node like those of any check.
 
 A test of two nodes runs in a child of a child: the members' worker process imports torch once
 (:mod:`sanitycheck.group.worker`) and forks for each test, with a deadline, so that a pair that hangs costs

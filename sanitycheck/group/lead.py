@@ -71,14 +71,7 @@ class Lead(threading.Thread):
         self._tests = 0
         self._halted = threading.Event()
         self._facts = GroupFacts(expected=nnodes, members=(), meetings=())
-        try:
-            family, kind, _, _, place = socket.getaddrinfo(*endpoint, type=socket.SOCK_STREAM)[0]
-            self._server = socket.socket(family, kind)
-            self._server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._server.bind(place)
-            self._server.listen(BACKLOG)
-        except OSError as error:
-            raise GroupError(f"{endpoint[0]}:{endpoint[1]}", problem=str(error)) from error
+        self._server = _listen(endpoint)
         self._ends = time.monotonic() + schedule.whole_s
 
     def limit(self, *, pair_share: float, alone_share: float) -> None:
@@ -304,6 +297,27 @@ class Lead(threading.Thread):
             member.report = dict(message["report"])
         elif "id" in message:
             member.said.setdefault(int(message["id"]), {}).update(message)
+
+
+def _listen(endpoint: tuple[str, int]) -> socket.socket:
+    """A socket that listens on the endpoint's own address and on no other.
+
+    Raises:
+        GroupError: It is not an address of this node, or the port is taken.
+    """
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(*endpoint, type=socket.SOCK_STREAM)[0]
+        server = socket.socket(family, kind)
+        try:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(place)
+            server.listen(BACKLOG)
+        except BaseException:
+            server.close()
+            raise
+        return server
+    except OSError as error:
+        raise GroupError(f"{endpoint[0]}:{endpoint[1]}", problem=str(error)) from error
 
 
 def _verdict(answers: list[dict[str, Any]]) -> tuple[float | None, str]:

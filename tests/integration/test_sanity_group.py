@@ -1,4 +1,4 @@
-"""Checks across four nodes, each in a network namespace of its own: the right one is called bad, or nobody."""
+"""Checks across nodes, each in a network namespace of its own: the right one is called bad, or nobody."""
 
 from __future__ import annotations
 
@@ -91,17 +91,6 @@ def braked(host: Host) -> Iterator[None]:
         host.cont()
 
 
-def test_four_good_nodes_are_clear(make_cluster: Callable[[int], Cluster]) -> None:
-    cluster = make_cluster(4)
-    children = start(cluster, nnodes=4, hosts=4, extra=())
-    for rank, child in enumerate(children):
-        code, report = finished(cluster[rank], child)
-        assert of(report, "coll.localise").reason.value == "fleet_clear", json.dumps(report.to_dict())
-        assert of(report, "coll.all").reason.value == "all_together"
-        assert of(report, "sw.fleet").reason.value == "fleet_equal"
-        assert (code, report.missing) == (0, ())
-
-
 def test_a_cut_pair_is_a_link_and_a_node_that_never_came_is_named(
     make_cluster: Callable[[int], Cluster],
 ) -> None:
@@ -185,8 +174,8 @@ def test_when_no_pair_can_talk_it_is_a_common_cause(make_cluster: Callable[[int]
 
 def test_a_slow_way_between_two_nodes_is_a_link(make_cluster: Callable[[int], Cluster]) -> None:
     """A token bucket for one destination alone, where the kernel has what it takes."""
-    cluster = make_cluster(4)
-    slow = cluster[3].address
+    cluster = make_cluster(3)
+    slow = cluster[2].address
     for command in (
         "tc qdisc add dev eth0 root handle 1: htb default 10",
         "tc class add dev eth0 parent 1: classid 1:10 htb rate 10gbit",
@@ -196,9 +185,10 @@ def test_a_slow_way_between_two_nodes_is_a_link(make_cluster: Callable[[int], Cl
         done = cluster[1].run(command.split())
         if done.returncode:
             pytest.skip(f"the kernel cannot slow one way down: {done.stderr.strip()}")
-    children = start(cluster, nnodes=4, hosts=4, extra=())
+    children = start(cluster, nnodes=3, hosts=3, extra=())
     for rank, child in enumerate(children):
         _, report = finished(cluster[rank], child)
+        assert of(report, "coll.all").reason.value == "all_together"
         (link,) = subjects(report, "coll.localise", "link_bad")
-        assert set(link.split("-")) == {"h1", "h3"}
+        assert set(link.split("-")) == {"h1", "h2"}
         assert subjects(report, "coll.localise", "node_bad") == set()

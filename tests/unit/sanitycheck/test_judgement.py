@@ -338,8 +338,9 @@ def test_judgement(
 
 
 def drilled_elsewhere(check: str) -> bool:
-    """What devices, links and ports say is tried in test_drills.py."""
-    families = ("gpu.", "link.", "perf.", "mem.", "deep.", "net.tcp", "net.rdma")
+    """What devices, links and ports say is tried in test_drills.py, what groups say in test_fleet.py."""
+    families = ("gpu.", "link.", "perf.", "mem.", "deep.", "net.tcp", "net.rdma", "sw.fleet")
+    families += ("coll.pair", "coll.all", "coll.localise")
     return check.startswith(families) and check != "gpu.inventory"
 
 
