@@ -145,6 +145,7 @@ COMPUTES = {
     "sanitycheck.facts.links": ("torch",),
     "sanitycheck.facts.membw": ("numpy",),
     "sanitycheck.facts.training": ("torch",),
+    "sanitycheck.group.worker": ("torch",),
 }
 """Checks that compute, and so may use a framework in their own child process."""
 
