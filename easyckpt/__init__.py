@@ -26,6 +26,7 @@ from easyckpt.errors import EasyckptError
 if TYPE_CHECKING:
     from easyckpt.api import Checkpointer, close, fence, init, load, save
     from easyckpt.handle import SaveHandle
+    from easyckpt.keep import KeepAll, KeepBest, KeepEvery, KeepLatest, KeepPinned
     from easyckpt.rng import RNG
     from easyckpt.sampler import ResumableSampler
 
@@ -33,6 +34,11 @@ __all__ = [
     "RNG",
     "Checkpointer",
     "EasyckptError",
+    "KeepAll",
+    "KeepBest",
+    "KeepEvery",
+    "KeepLatest",
+    "KeepPinned",
     "ResumableSampler",
     "SaveHandle",
     "close",
@@ -45,6 +51,11 @@ __all__ = [
 _HOMES = {
     "RNG": "easyckpt.rng",
     "Checkpointer": "easyckpt.api",
+    "KeepAll": "easyckpt.keep",
+    "KeepBest": "easyckpt.keep",
+    "KeepEvery": "easyckpt.keep",
+    "KeepLatest": "easyckpt.keep",
+    "KeepPinned": "easyckpt.keep",
     "ResumableSampler": "easyckpt.sampler",
     "SaveHandle": "easyckpt.handle",
     "close": "easyckpt.api",

@@ -19,16 +19,27 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, SupportsIndex
 
+import msgspec
+
 from easyckpt.bootstrap import Mooring, moor
-from easyckpt.errors import EasyckptError, EnvironmentFault, Misuse, SaveNotDone, SaverUnavailable
+from easyckpt.errors import (
+    EasyckptError,
+    EnvironmentFault,
+    Misuse,
+    SaveNotDone,
+    SaverUnavailable,
+    Unprotected,
+)
 from easyckpt.handle import SaveHandle
+from easyckpt.keep import KeepPolicy
 from easyckpt.link import RankLink
 from easyckpt.only import Selection
+from easyckpt.options import open_options
 from easyckpt.overlap.fence import fence
 from easyckpt.overlap.stager import Stager
 from easyckpt.overlap.witness import VERIFY_KINDS, Verify
 from easyckpt.resume import resume
-from easyckpt.saver.protocol import Closed, Open, StageInfo
+from easyckpt.saver.protocol import Closed, StageInfo
 from easyckpt.state import check_state
 
 __all__ = ["Checkpointer", "close", "fence", "init", "load", "save"]
@@ -49,10 +60,12 @@ class Checkpointer:
         disk_interval: how often a step goes to storage: whenever the last one is done (None), every so many
         steps
             (int) or seconds (float).
-        keep: how many durable steps stay.
+        keep: how many durable steps stay, or a policy: ``KeepLatest(2) | KeepEvery(1000)``.
         overlap: whether the copy goes on behind `save`; None measures what costs training less.
         verify: how a copy that goes on behind `save` is proved: ``sample`` compares version counters and a
             sample of the bytes, ``full`` a digest of every byte, which is taken within `save`.
+        max_unprotected_s: `save` raises when nothing became durable for so long; choose several times what
+            lies between two durable steps. None: it never does, whatever becomes of the storage.
 
     Raises:
         Misuse: no folder is named, or an argument is not possible.
@@ -63,14 +76,17 @@ class Checkpointer:
         root: str | os.PathLike[str] | None = None,
         *,
         disk_interval: int | float | None = None,
-        keep: int = 2,
+        keep: int | KeepPolicy = 2,
         overlap: bool | None = None,
         verify: Verify = "sample",
+        max_unprotected_s: float | None = None,
     ) -> None:
         self._root = _absolute(root)
         if verify not in VERIFY_KINDS:
             raise Misuse(f"verify={verify!r} is not possible", hint=f"one of {', '.join(VERIFY_KINDS)}")
-        self._open_options = _options(self._root, disk_interval, keep)
+        self._open_options = open_options(
+            self._root, disk_interval=disk_interval, keep=keep, max_unprotected_s=max_unprotected_s
+        )
         # Only reads the environment: where an agent started us, a missing variable is seen here and not
         # later.
         self._mooring: Mooring | None = moor(self._root) if os.environ.get("EASYCKPT_SAVER") else None
@@ -80,6 +96,7 @@ class Checkpointer:
         self._continuing = False
         self._closed = False
         self._lost = False
+        self._lost_at = 0.0
         self._retry_at = 0.0
         self.restored_from: str | None = None
         """Tier that the last load came from: ``memory``, ``peer`` or ``disk``."""
@@ -158,6 +175,7 @@ class Checkpointer:
 
         Raises:
             Misuse: the state or the step cannot be saved; the key path is named.
+            Unprotected: nothing became durable for longer than ``max_unprotected_s``.
         """
         self._check_open()
         number = _step(step)
@@ -168,6 +186,7 @@ class Checkpointer:
             handle = self._stager.stage(link, number, metrics=dict(metrics or {}), block=block)
         except EnvironmentFault as error:
             self._lose_saver(error)
+            self._check_protected(error)
             return SaveHandle(
                 number, seat=None, info=StageInfo(step=number, stage="failed", reason=str(error))
             )
@@ -191,13 +210,7 @@ class Checkpointer:
             raise SaverUnavailable("the saver process is gone", hint="it is looked for again in a moment")
         options = self._open_options
         if self._continuing:
-            options = Open(
-                root=options.root,
-                disk_interval_steps=options.disk_interval_steps,
-                disk_interval_s=options.disk_interval_s,
-                keep=options.keep,
-                continuing=True,
-            )
+            options = msgspec.structs.replace(options, continuing=True)
         if self._mooring is None:
             self._mooring = moor(self._root)
         elif self._lost:
@@ -208,8 +221,17 @@ class Checkpointer:
             self._lost = False
         return self._link
 
+    def _check_protected(self, error: EasyckptError) -> None:
+        """Without a saver nothing gets durable either."""
+        limit = self._open_options.max_unprotected_s
+        if limit and time.monotonic() - self._lost_at > limit:
+            raise Unprotected(
+                f"no saver process for {limit:g} s", where=self._root, hint=str(error)
+            ) from error
+
     def _lose_saver(self, error: EasyckptError) -> None:
         if not self._lost:
+            self._lost_at = time.monotonic()
             _LOG.warning("steps are not saved: %s", error)
         if not self._lost or time.monotonic() >= self._retry_at:
             self._retry_at = time.monotonic() + RETRY_SAVER_S
@@ -293,18 +315,6 @@ def _absolute(root: str | os.PathLike[str] | None) -> str:
     return os.path.abspath(os.path.expanduser(text))
 
 
-def _options(root: str, disk_interval: int | float | None, keep: int) -> Open:
-    if isinstance(disk_interval, bool) or (disk_interval is not None and not disk_interval > 0):
-        raise Misuse(
-            f"disk_interval={disk_interval!r} is not possible", hint="steps (int) or seconds (float)"
-        )
-    if type(keep) is not int or keep < 1:
-        raise Misuse(f"keep={keep!r} is not possible", hint="at least one durable step stays")
-    steps = disk_interval if isinstance(disk_interval, int) else 0
-    seconds = disk_interval if isinstance(disk_interval, float) else 0.0
-    return Open(root=root, disk_interval_steps=steps, disk_interval_s=seconds, keep=keep)
-
-
 def _step(value: SupportsIndex) -> int:
     try:
         step = operator.index(value)
@@ -322,9 +332,10 @@ def init(
     root: str | os.PathLike[str] | None = None,
     *,
     disk_interval: int | float | None = None,
-    keep: int = 2,
+    keep: int | KeepPolicy = 2,
     overlap: bool | None = None,
     verify: Verify = "sample",
+    max_unprotected_s: float | None = None,
 ) -> Checkpointer:
     """Make the default checkpointer, which `save` and `load` use. See `Checkpointer` for the arguments.
 
@@ -334,7 +345,14 @@ def init(
     global _default
     if _default is not None:
         raise Misuse("there is a default checkpointer already", hint="call easyckpt.close() first")
-    _default = Checkpointer(root, disk_interval=disk_interval, keep=keep, overlap=overlap, verify=verify)
+    _default = Checkpointer(
+        root,
+        disk_interval=disk_interval,
+        keep=keep,
+        overlap=overlap,
+        verify=verify,
+        max_unprotected_s=max_unprotected_s,
+    )
     return _default
 
 

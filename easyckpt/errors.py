@@ -27,7 +27,8 @@ saver), or the checkpoint itself::
     └── SaveNotDone                     5  a save that did not reach the stage asked for
         ├── SaveSkipped                 5  never begun: the slots were busy, or the step was saved already
         ├── SaveAbandoned               5  begun, and given up; older steps are unharmed
-        └── SaveTimeout                 5  the stage was not reached in time, and still may be
+        ├── SaveTimeout                 5  the stage was not reached in time, and still may be
+        └── Unprotected                 5  nothing became durable for longer than `max_unprotected_s`
 
 The numbers are the exit codes of the ``easyckpt`` command.
 """
@@ -60,6 +61,7 @@ __all__ = [
     "StorageMissing",
     "StorageUnavailable",
     "UnknownFormat",
+    "Unprotected",
     "UnsupportedValue",
 ]
 
@@ -209,3 +211,8 @@ class SaveAbandoned(SaveNotDone):
 
 class SaveTimeout(SaveNotDone):
     """The stage was not reached in time, and still may be. Exit code 5."""
+
+
+class Unprotected(SaveNotDone):
+    """Nothing became durable for longer than ``max_unprotected_s``: training would go on without a net. Exit
+    code 5."""

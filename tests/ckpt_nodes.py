@@ -87,6 +87,8 @@ class Nodes:
     env: pytest.MonkeyPatch
     linger_s: float = 60.0
     memory_limit: int | None = None
+    root: str = ""
+    """Where checkpoints go; a folder below `folder` if it is empty."""
     nodes: list[Node] = field(default_factory=list)
     checkpointers: list[Checkpointer] = field(default_factory=list)
     started: list[Node] = field(default_factory=list)
@@ -141,7 +143,7 @@ class Nodes:
         self.env.setenv("AIMASTER_JOB_ID", node.options.job_id)
         self.env.setenv("RANK", str(rank))
         self.env.setenv("WORLD_SIZE", str(node.begun.world_size))
-        made = Checkpointer(self.folder / "ckpt", **options)  # type: ignore[arg-type]
+        made = Checkpointer(self.root or self.folder / "ckpt", **options)  # type: ignore[arg-type]
         self.checkpointers.append(made)
         return made
 

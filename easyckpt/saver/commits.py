@@ -145,7 +145,9 @@ class Commits:
         self._options = options
         self._vault = Vault(options.root)
         self._ledger.policy = PersistPolicy(
-            every_steps=options.disk_interval_steps, every_s=options.disk_interval_s
+            every_steps=options.disk_interval_steps,
+            every_s=options.disk_interval_s,
+            max_unprotected_s=options.max_unprotected_s,
         )
 
     @property

@@ -30,7 +30,7 @@ from easyckpt.commit import (
 )
 from easyckpt.digest import BodyDigest, chunk_count, digest_body
 from easyckpt.errors import CorruptCheckpoint, EasyckptError, StaleGeneration
-from easyckpt.keep import KeepLatest
+from easyckpt.keep import policy_from_text
 from easyckpt.lanes import cores, run_lanes
 from easyckpt.layout import Layout, layout_from_dict
 from easyckpt.manifest import FragmentRef, LayoutRecord, Manifest, PieceRecord
@@ -290,11 +290,10 @@ class Vault:
         by = f" by generation {result.fenced_by}" if result.fenced_by is not None else ""
         return f"the commit of step {step} is {result.outcome.value}{by}"
 
-    def tidy(self, *, keep: int, generation: int) -> None:
-        """Take back what is older than the newest ``keep`` steps. Trouble is logged: nothing depends on
-        it."""
+    def tidy(self, *, keep: str, generation: int) -> None:
+        """Take back what the policy (as text) does not keep. Trouble is logged: nothing depends on it."""
         try:
-            removed = prune(self._storage, keep=KeepLatest(count=keep), generation=generation)
+            removed = prune(self._storage, keep=policy_from_text(keep), generation=generation)
         except EasyckptError as error:
             _LOG.warning("old steps stay: %s", error)
             return

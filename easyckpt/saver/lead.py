@@ -45,9 +45,6 @@ from easyckpt.tiers import MEMORY, Plan, choose
 
 __all__ = ["Lead"]
 
-PERSIST_TIMEOUT_S = 3600.0
-"""Until a node that has not reported its pieces counts as failed for this step."""
-
 TICK_S = 0.5
 """How often deadlines, intervals and retries are looked at."""
 
@@ -310,10 +307,23 @@ class Lead:
                 self._waiting.append(ask)
             else:
                 abandoned = answer.stage is Stage.ABANDONED
-                self._answer(ask, granted=answer.granted, reason=answer.reason, abandoned=abandoned)
+                self._answer(
+                    ask,
+                    granted=answer.granted,
+                    reason=answer.reason,
+                    abandoned=abandoned,
+                    unprotected=answer.unprotected,
+                )
 
     def _answer(
-        self, ask: Ask, *, granted: bool, reason: str, abandoned: bool = False, misuse: bool = False
+        self,
+        ask: Ask,
+        *,
+        granted: bool,
+        reason: str,
+        abandoned: bool = False,
+        misuse: bool = False,
+        unprotected: bool = False,
     ) -> None:
         verdict = Verdict(
             rank=ask.rank,
@@ -322,6 +332,7 @@ class Lead:
             reason=reason,
             abandoned=abandoned,
             misuse=misuse,
+            unprotected=unprotected,
             protect=self._ledger.protected,
         )
         self.send(self.node_of_rank()[ask.rank], verdict)
@@ -350,7 +361,7 @@ class Lead:
 
     @property
     def _trouble(self) -> str:
-        return "; ".join(text for text in (self._commits.trouble, self._ledger.trouble) if text)
+        return self._ledger.trouble(self._clock(), storage=self._commits.trouble)
 
     def _tell_health(self) -> None:
         ledger = self._ledger

@@ -36,6 +36,9 @@ COPY_TIMEOUT_S = 900.0
 """Beyond `STAGE_TIMEOUT_S`, until the peer copies are all reported. Transfers have limits of their own, by
 size; this one is for a report that never comes."""
 
+AGE_SHOWN_S = 10
+"""The age of the newest durable step is told in steps of this: all members hear of each change."""
+
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MAX_S = 60.0
 
@@ -59,6 +62,8 @@ class Answer:
     reason: str = ""
     stage: Stage = Stage.SKIPPED
     """If not granted: skipped, or abandoned already."""
+    unprotected: bool = False
+    """If not granted: because nothing was durable for too long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +81,8 @@ class PersistPolicy:
 
     every_steps: int = 0
     every_s: float = 0.0
+    max_unprotected_s: float = 0.0
+    """From then on without a durable step nothing is granted; 0 is never."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,6 +96,7 @@ class _Step:
     copied: set[int] = field(default_factory=set)
     copy_error: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
+    unprotected: bool = False
 
 
 class Ledger:
@@ -114,6 +122,7 @@ class Ledger:
         self._last_persist: tuple[int, float] | None = None  # step, when it began
         self._retry_at = 0.0
         self._backoff_s = 0.0
+        self._protected_at: float | None = None
 
     @property
     def protected(self) -> tuple[Key, ...]:
@@ -121,10 +130,19 @@ class Ledger:
         steps = {step for step in (self.complete, self.persisting) if step is not None}
         return tuple(Key(self._generation, step) for step in sorted(steps))
 
-    @property
-    def trouble(self) -> str:
-        """What keeps steps from getting as safe as they should; empty if nothing does."""
-        return "; ".join(text for text in (self.persist_trouble, self.copy_trouble) if text)
+    def trouble(self, now: float, *, storage: str = "") -> str:
+        """What keeps steps from getting as safe as they should; empty if nothing does.
+
+        Args:
+            now: monotonic seconds.
+            storage: what else is known to be wrong with storage.
+        """
+        said = "; ".join(text for text in (storage, self.persist_trouble) if text)
+        if said:
+            newest = "no step is" if self.durable is None else f"step {self.durable} is the newest"
+            age_s = int(self.unprotected_s(now) // AGE_SHOWN_S * AGE_SHOWN_S)
+            said += f"; {newest} durable, and none was added for {age_s} s"
+        return "; ".join(text for text in (said, self.copy_trouble) if text)
 
     def metrics_of(self, step: int) -> dict[str, float]:
         """What rank 0's save() was given."""
@@ -151,10 +169,12 @@ class Ledger:
         changes = (*self.expire(now), *self._give_up_if_left_out(rank, step))
         entry = self._steps.get(step)
         if entry is None:
-            reason = self._refusal(step)
+            exposed = self._exposed(now)
+            reason = exposed or self._refusal(step)
             if reason.startswith("busy") and block:
                 return None, changes
             entry = self._note(step, Stage.SKIPPED if reason else Stage.STAGING, reason, now)
+            entry.unprotected = bool(exposed)
             if reason:
                 self.skipped += 1
             else:
@@ -165,7 +185,30 @@ class Ledger:
         if metrics:
             entry.metrics.update(metrics)
         granted = entry.stage not in (Stage.SKIPPED, Stage.ABANDONED)
-        return Answer(granted=granted, reason=entry.reason, stage=entry.stage), changes
+        answer = Answer(
+            granted=granted, reason=entry.reason, stage=entry.stage, unprotected=entry.unprotected
+        )
+        return answer, changes
+
+    def unprotected_s(self, now: float) -> float:
+        """How long ago the newest durable step became so, or training began without one."""
+        return 0.0 if self._protected_at is None else now - self._protected_at
+
+    def _exposed(self, now: float) -> str:
+        """Why training must not go on without a net; empty if it may."""
+        if self._protected_at is None:
+            self._protected_at = now
+        limit = self.policy.max_unprotected_s
+        # Where nothing waits to become durable, a refused save would never end the state that it is
+        # refused for.
+        waits = self.complete is not None and self.complete != self.durable
+        if not limit or not waits or self.unprotected_s(now) <= limit:
+            return ""
+        durable = "no step" if self.durable is None else f"no step after {self.durable}"
+        why = f": {self.persist_trouble}" if self.persist_trouble else ""
+        return (
+            f"{durable} became durable for {self.unprotected_s(now):.0f} s, and {limit:g} s are allowed{why}"
+        )
 
     def _give_up_if_left_out(self, rank: int, step: int) -> tuple[Change, ...]:
         """A rank that goes on to a later step will never save the one in flight (it could not reach its
@@ -281,6 +324,7 @@ class Ledger:
         self.durable = step if durable else None
         self.persisting = None
         self._retry_at = 0.0
+        self._protected_at = now
         if step is not None:
             entry = self._note(step, Stage.DURABLE if durable else Stage.MEMORY, "", now)
             entry.asked = set(range(self._world_size))
@@ -338,6 +382,7 @@ class Ledger:
         self.persist_trouble = ""
         self._backoff_s = 0.0
         self.durable = step if self.durable is None else max(self.durable, step)
+        self._protected_at = now
         entry = self._steps.get(step)
         if entry is not None:
             entry.stage = Stage.DURABLE

@@ -12,7 +12,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Callable
 
-from easyckpt.errors import MemoryFull, Misuse
+from easyckpt.errors import MemoryFull, Misuse, Unprotected
 from easyckpt.saver.commits import Spawn, Threads
 from easyckpt.saver.frames import read_failure
 from easyckpt.saver.holdings import Holdings, Piece, PieceState, SlotsBusy
@@ -256,6 +256,10 @@ class Member:
         self.check_refused()
         if verdict.misuse:
             raise Misuse(verdict.reason, where=self.root, hint="call load() first, or use an empty folder")
+        if verdict.unprotected:
+            raise Unprotected(
+                verdict.reason, where=self.root, hint="mend the storage; `easyckpt ls` shows what is there"
+            )
         if not verdict.granted:
             self.skipped += 1
             stage = "abandoned" if verdict.abandoned else "skipped"

@@ -188,6 +188,8 @@ class Verdict(Message, frozen=True, kw_only=True):
     """Whether the step was begun by others, and given up."""
     misuse: bool = False
     """Whether the calling code must change: then save() raises."""
+    unprotected: bool = False
+    """Whether nothing was durable for too long: then save() raises."""
     protect: tuple[Key, ...] = ()
     """Steps that must not be overwritten."""
 

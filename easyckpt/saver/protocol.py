@@ -124,7 +124,10 @@ class Open(Message, frozen=True, kw_only=True):
     root: str
     disk_interval_steps: int = 0
     disk_interval_s: float = 0.0
-    keep: int = 2
+    keep: str = '[["latest", 2]]'
+    """See `easyckpt.keep.policy_to_text`."""
+    max_unprotected_s: float = 0.0
+    """From then on without a durable step saves are refused with an error; 0 is never."""
     continuing: bool = False
     """Whether this rank has loaded or saved in this generation already: the saver is a new one."""
 

@@ -84,11 +84,11 @@ def test_a_copy_that_fails_frees_the_slots_and_shows() -> None:
     book.replicated_by(0, 1, "unreachable")
     assert book.replicated_by(1, 1) == ()
     assert book.replicated is None
-    assert "unreachable" in book.trouble
+    assert "unreachable" in book.trouble(0.0)
     complete(book, 2)
     book.replicated_by(0, 2)
     book.replicated_by(1, 2)
-    assert book.trouble == ""
+    assert book.trouble(0.0) == ""
 
 
 def test_a_step_being_persisted_is_protected_and_holds_up_the_next_but_one() -> None:
@@ -114,7 +114,7 @@ def test_trouble_with_storage_is_retried_with_growing_pauses_and_forgotten_when_
     for _ in range(10):
         assert book.next_persist(now) == 1
         book.persisted(1, error="503", now=now)
-        assert book.trouble == "503"
+        assert book.trouble(now).startswith("503; no step is durable, and none was added for")
         step = 0.0
         while book.next_persist(now + step) is None:
             step += 0.5
@@ -125,7 +125,7 @@ def test_trouble_with_storage_is_retried_with_growing_pauses_and_forgotten_when_
     assert pauses[-1] == BACKOFF_MAX_S
     assert book.next_persist(now) == 1
     book.persisted(1, error="", now=now)
-    assert book.trouble == ""
+    assert book.trouble(0.0) == ""
     assert book.durable == 1
     assert book.is_settled
 
@@ -151,7 +151,7 @@ def test_a_report_of_a_peer_copy_that_never_comes_does_not_stop_saves_for_good()
     assert not granted(book, 0, 2, now=end - 1)
     assert book.expire(end) == ()
     assert granted(book, 0, 3, now=end)
-    assert "ranks 1" in book.trouble
+    assert "ranks 1" in book.trouble(0.0)
 
 
 def test_a_failed_copy_abandons_the_step_for_all_and_harms_no_older_one() -> None:
@@ -234,3 +234,38 @@ def test_a_step_goes_to_storage_by_steps_by_seconds_or_when_asked() -> None:
     complete(timed, 2, world=1)
     assert timed.next_persist(59.0) is None
     assert timed.next_persist(60.0) == 2
+
+
+def test_the_age_of_the_newest_durable_step_is_told_while_storage_refuses() -> None:
+    book = ledger(world=1)
+    complete(book, 1, world=1)
+    assert book.next_persist(0.0) == 1
+    book.persisted(1, error="", now=5.0)
+    complete(book, 2, world=1)
+    assert book.next_persist(6.0) == 2
+    book.persisted(2, error="no space", now=7.0)
+    assert book.trouble(27.0) == "no space; step 1 is the newest durable, and none was added for 20 s"
+    assert book.trouble(1e9, storage="").startswith("no space")
+
+
+def test_without_a_durable_step_for_too_long_nothing_is_granted() -> None:
+    book = ledger(world=2, policy=PersistPolicy(max_unprotected_s=60.0))
+    complete(book, 1, world=2)
+    assert book.next_persist(0.0) == 1
+    book.persisted(1, error="503", now=50.0)
+    assert granted(book, 0, 2)
+    answer, _ = book.ask(1, 2, now=61.0)
+    assert answer is not None
+    assert answer.granted, "what was granted to one rank is granted to all"
+    for rank in range(2):
+        book.sealed(rank, 2)
+    for rank, now in ((0, 61.0), (1, 20.0)):
+        answer, _ = book.ask(rank, 3, now=now)
+        assert answer is not None
+        assert (answer.granted, answer.unprotected) == (False, True)
+        assert answer.reason == "no step became durable for 61 s, and 60 s are allowed: 503"
+    assert book.next_persist(70.0) == 2
+    book.persisted(2, error="", now=70.0)
+    answer, _ = book.ask(0, 4, now=100.0)
+    assert answer is not None
+    assert answer.granted

@@ -1,0 +1,227 @@
+"""Storage in trouble, from a saver's side: training goes on, the trouble and its age show, and it passes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import easyckpt
+from easyckpt.api import Checkpointer
+from easyckpt.errors import Misuse, Unprotected
+from easyckpt.storage import open_storage
+from easyckpt.survey import survey
+from tests.ckpt_nodes import Nodes, make_nodes, wait_until
+from tests.runs import script, start_run, until
+from tests.s3_server import SECRET, S3Server, s3_process, s3_server
+
+__all__ = ["s3_process", "s3_server"]  # fixtures
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, clean_env: pytest.MonkeyPatch) -> Iterator[Nodes]:
+    with make_nodes(tmp_path, clean_env) as made:
+        yield made
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB."""
+    target = tmp_path / "small"
+    target.mkdir()
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"tmpfs", os.fsencode(target), b"tmpfs", 0, b"size=8m") != 0:
+        pytest.skip(f"cannot mount a tmpfs here: {os.strerror(ctypes.get_errno())} (needs root)")
+    try:
+        yield target
+    finally:
+        assert libc.umount2(os.fsencode(target), 2) == 0, os.strerror(ctypes.get_errno())
+
+
+def state(step: int, size: int = 250_000) -> dict[str, object]:
+    return {"weight": torch.full((size,), float(step)), "step": step}
+
+
+def one_rank(nodes: Nodes, **options: object) -> Checkpointer:
+    nodes.begin(1, [nodes.start()])
+    (worker,) = nodes.workers(**options)
+    return worker
+
+
+def degraded(nodes: Nodes) -> str:
+    return nodes.nodes[0].status().degraded or ""
+
+
+def training_goes_on(worker: Checkpointer, steps: range) -> None:
+    for step in steps:
+        worker.save(state(step), step=step, block=True).wait("memory", 60)
+
+
+def check_trouble_passes(
+    nodes: Nodes, worker: Checkpointer, *, begin: Callable[[], object], end: Callable[[], object], says: str
+) -> None:
+    """Durable, then trouble: memory goes on and the trouble shows with its age; then durable again."""
+    worker.save(state(1), step=1).wait("durable", 60)
+    assert degraded(nodes) == ""
+    begin()
+    training_goes_on(worker, range(2, 5))
+    wait_until(lambda: says in degraded(nodes), f"{says} shows")
+    assert "step 1 is the newest durable, and none was added for" in degraded(nodes)
+    training_goes_on(worker, range(5, 7))
+    assert nodes.nodes[0].status().durable_step == 1
+    end()
+    worker.save(state(7), step=7, block=True).wait("durable", 60)
+    assert degraded(nodes) == ""
+
+
+def test_s3_that_is_busy_for_a_while(nodes: Nodes, s3_server: S3Server) -> None:
+    nodes.root = s3_server.url(f"runs/{uuid.uuid4().hex}")
+    worker = one_rank(nodes)
+    check_trouble_passes(
+        nodes, worker, begin=lambda: s3_server.faults(refuse=-1), end=s3_server.faults, says="SlowDown"
+    )
+    assert survey(open_storage(nodes.root)).visible[0].step == 7
+    assert SECRET not in nodes.log()
+    nodes.begin(2, [nodes.start()])
+    (worker,) = nodes.workers()
+    found = state(0)
+    assert worker.load(found) == 7
+    assert worker.restored_from == "disk"
+    assert torch.equal(found["weight"], state(7)["weight"])  # type: ignore[arg-type]
+
+
+def test_a_full_disk_that_gets_room_again(nodes: Nodes, small_disk: Path) -> None:
+    nodes.root = str(small_disk / "ckpt")
+    filler = small_disk / "filler"
+    worker = one_rank(nodes, keep=1)
+
+    def fill() -> None:
+        free = os.statvfs(small_disk)
+        filler.write_bytes(bytes(free.f_bavail * free.f_frsize - 8192))
+
+    check_trouble_passes(nodes, worker, begin=fill, end=filler.unlink, says="No space left")
+    assert survey(open_storage(nodes.root)).visible[0].step == 7
+
+
+def test_unprotected_for_too_long_is_an_error_on_every_rank_at_the_same_step(
+    nodes: Nodes, s3_server: S3Server
+) -> None:
+    nodes.root = s3_server.url(f"runs/{uuid.uuid4().hex}")
+    nodes.begin(1, [nodes.start()], ranks=2)
+    workers = nodes.workers(max_unprotected_s=3.0)
+    for worker in workers:
+        worker.save(state(1), step=1)
+    wait_until(lambda: nodes.nodes[0].status().durable_step == 1, "step 1 is durable")
+    s3_server.faults(refuse=-1)
+    raised: dict[int, int] = {}
+    said: set[str] = set()
+
+    def save(step: int) -> None:
+        for rank, worker in enumerate(workers):
+            try:
+                worker.save(state(step), step=step)
+            except Unprotected as error:
+                said.add(str(error))
+                raised.setdefault(rank, step)
+
+    step = 1
+    while not raised:
+        step += 1
+        save(step)
+        assert step < 10_000
+    assert raised == {0: step, 1: step}
+    assert all("became durable for" in text and "3 s are allowed" in text for text in said)
+    s3_server.faults()
+    wait_until(lambda: (nodes.nodes[0].status().durable_step or 0) > 1, "a step is durable again")
+    raised.clear()
+    save(step + 1)
+    assert not raised
+
+
+def test_what_to_keep_and_limits_that_make_no_sense(tmp_path: Path) -> None:
+    class Mine:
+        pass
+
+    for options in (
+        {"keep": 0}, {"keep": True}, {"keep": 2.0}, {"keep": Mine()}, {"max_unprotected_s": 0},
+        {"max_unprotected_s": 60.0, "disk_interval": 60.0}, {"disk_interval": -1},
+    ):  # fmt: skip
+        with pytest.raises(Misuse):
+            Checkpointer(tmp_path, **options)  # type: ignore[arg-type]
+
+
+def test_policies_decide_what_stays_and_a_restart_changes_nothing(nodes: Nodes) -> None:
+    keep = easyckpt.KeepLatest(1) | easyckpt.KeepEvery(4) | easyckpt.KeepBest("loss")
+    (worker,) = [one_rank(nodes, keep=keep)]
+    for step in range(1, 8):
+        handle = worker.save(state(step, 100), step=step, block=True, metrics={"loss": abs(step - 3)})
+        handle.wait("durable", 60)
+    worker.close()
+    (node,) = nodes.nodes
+    assert node.owner is not None
+    node.owner.shutdown()
+    assert node.process.process is not None
+    node.process.process.wait(60)
+    store = open_storage(nodes.folder / "ckpt")
+    assert [item.step for item in survey(store).visible] == [7, 4, 3]
+    nodes.begin(1, [nodes.start()], progress=True)
+    (worker,) = nodes.workers(keep=keep)
+    assert worker.load(state(0, 100)) == 7
+    worker.save(state(8, 100), step=8, metrics={"loss": 9.0}).wait("durable", 60)
+    wait_until(lambda: [item.step for item in survey(store).visible] == [8, 4, 3], "7 is taken back")
+
+
+TRAIN = """
+import os, sys, time
+import torch, easyckpt
+model = torch.nn.Linear(300, 300)
+state = {"model": model}
+ck = easyckpt.Checkpointer(os.environ["EASYCKPT_DIR"], keep=1)
+step = ck.load(state) or 0
+while not os.path.exists(sys.argv[1]):
+    step += 1
+    ck.save(state, step=step)
+    time.sleep(0.05)
+ck.save(state, step=step + 1, block=True).wait("durable", timeout=100)
+ck.close()
+print("closed", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_job_whose_disk_is_full_trains_on_and_says_so(small_disk: Path, tmp_path: Path) -> None:
+    program, stop, filler = script(tmp_path, TRAIN), tmp_path / "stop", small_disk / "filler"
+    root = small_disk / "ckpt"
+    run = start_run(
+        tmp_path,
+        "--standalone",
+        "--nproc-per-node",
+        "1",
+        "--ckpt-dir",
+        root,
+        "--sanity-check",
+        "off",
+        program,
+        stop,
+    )
+    store = open_storage(root)
+    try:
+        until(lambda: survey(store).visible, "a step is durable")
+        free = os.statvfs(small_disk)
+        filler.write_bytes(bytes(free.f_bavail * free.f_frsize - 8192))
+        shown = until(lambda: [text for text in [str(run.status())] if "No space left" in text], "it shows")
+        assert "none was added for" in shown[0]
+        filler.unlink()
+        until(lambda: run.status() and "No space left" not in str(run.status()), "it is over")
+        stop.touch()
+        assert run.wait() == 0, run.stderr
+    finally:
+        stop.touch()
+        run.wait()
+    assert "closed" in run.stdout
+    assert "No space left" in run.stderr, "the alarm is in the log of the run, too"
