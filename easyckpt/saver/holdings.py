@@ -141,9 +141,8 @@ class Holdings:
             SlotsBusy: both slots of the rank are protected or pinned.
             MemoryFull: there is no memory for a slot of this size.
         """
-        make = self.clear_way(held, body_bytes=body_bytes, protect=protect)
-        if make is not None:
-            self.add_slot(held.rank, make())
+        self.clear_way(held, body_bytes=body_bytes, protect=protect)
+        self._reserve(held.rank, body_bytes)
         return self._append(held, layout, body_bytes)
 
     def clear_way(
@@ -176,9 +175,7 @@ class Holdings:
             MemoryFull: there is no memory for a third slot.
         """
         self._replace(held)
-        make = self._maker(held.rank, body_bytes)
-        if make is not None:
-            self.add_slot(held.rank, make())
+        self._reserve(held.rank, body_bytes)
         return self._append(held, layout, body_bytes)
 
     def _replace(self, held: Held) -> None:
@@ -213,12 +210,13 @@ class Holdings:
         Raises:
             MemoryFull: there is no memory for it.
         """
-        slot = self._take_slot(held.rank, max(body_bytes, 1))
+        room = max(body_bytes, 1)
+        self._reserve(held.rank, room)
         piece = Piece(
             key=held.key,
             rank=held.rank,
             world_size=held.world_size,
-            slot=slot,
+            slot=self._take_slot(held.rank, room),
             layout=b"",
             body_bytes=body_bytes,
             dropped=True,
@@ -294,6 +292,12 @@ class Holdings:
             piece.dropped = True
         else:
             self._free.setdefault(piece.rank, []).append(piece.slot)
+
+    def _reserve(self, rank: int, body_bytes: int) -> None:
+        """See to it that a slot of this size is free."""
+        make = self._maker(rank, body_bytes)
+        if make is not None:
+            self.add_slot(rank, make())
 
     def _maker(self, rank: int, body_bytes: int) -> Callable[[], Slot] | None:
         if self.free_slot(rank, body_bytes) is not None:
