@@ -160,7 +160,8 @@ def test_a_flipped_byte_in_one_piece_sends_only_that_piece_to_the_next_tier(node
     save_all(nodes.checkpointers, "rows", 1, wait="durable")
     link = nodes.checkpointers[1]._link
     assert link is not None
-    link._maps[link._granted][8192] ^= 1
+    slot, _ = link._maps[link._granted]
+    slot[8192] ^= 1
     nodes.begin(2, [node], ranks=1, progress=True)
     assert load_all(nodes, "whole", 1) == ["disk"]
     assert "changed after it was sealed" in nodes.log()
