@@ -7,6 +7,7 @@ knows numbers (torch's own "fake" backend), so that every cut is tried without s
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -206,14 +207,16 @@ def test_random_numbers_begin_anew_and_differ_by_rank_at_another_world_size(node
     worker.load({"rng": RNG()})
     worker.save({"rng": RNG()}, step=1).wait("memory", 60)
     drawn = []
+    one_at_a_time = threading.Lock()  # both ranks are threads here, and share the process's generators
     for generation in (2, 3):
         nodes.begin(generation, [node], ranks=2, progress=True)
         mine: list[float] = []
 
         class Drawing(RNG):
             def reseed(self, seed: int, rank: int, found: list[float] = mine) -> None:
-                super().reseed(seed, rank)
-                found.append(random.random())
+                with one_at_a_time:
+                    super().reseed(seed, rank)
+                    found.append(random.random())
 
         nodes.load_together(nodes.workers(), [{"rng": Drawing()}, {"rng": Drawing()}])
         drawn.append(sorted(mine))
