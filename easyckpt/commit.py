@@ -299,8 +299,10 @@ def _check_data(storage: Storage, manifest: Manifest) -> None:
     for ref in manifest.fragments:
         for piece in read_fragment_head(storage, ref, manifest).pieces:
             found = storage.stat(piece.file)
-            if found is None or found.bytes != piece.bytes:
-                has = "is not there" if found is None else f"has {found.bytes} of {piece.bytes} bytes"
+            if found is None or found.bytes != piece.length_of_file:
+                has = (
+                    "is not there" if found is None else f"has {found.bytes} of {piece.length_of_file} bytes"
+                )
                 raise IncompleteCheckpoint(
                     f"the body of rank {piece.rank} {has}",
                     where=storage.where(piece.file),

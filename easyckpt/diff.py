@@ -15,7 +15,7 @@ from enum import Enum
 from easyckpt.commit import read_fragment
 from easyckpt.layout import DTYPE_BYTES, Chunk, ChunkKind, ChunkSpec
 from easyckpt.manifest import LayoutRecord, Manifest, PieceRecord
-from easyckpt.read import check_length, prove_header
+from easyckpt.read import check_length, prove_header, read_range
 from easyckpt.reshard import StoredChunk, plan_reads
 from easyckpt.storage.base import Storage
 
@@ -63,9 +63,12 @@ class DiffReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    rank: int
-    file: str
+    record: PieceRecord
     chunk: Chunk
+
+    @property
+    def rank(self) -> int:
+        return self.record.rank
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,7 +78,7 @@ class _Side:
     storage: Storage
     manifest: Manifest
     tensors: dict[str, list[_Place]] = field(default_factory=dict)
-    states: dict[int, tuple[str, int, int]] = field(default_factory=dict)
+    states: dict[int, tuple[PieceRecord, int, int]] = field(default_factory=dict)
 
     def open(self) -> None:
         """Read the fragments, and prove that each body is there and means what the index says."""
@@ -88,18 +91,24 @@ class _Side:
 
     def _add(self, record: PieceRecord, layout: LayoutRecord) -> None:
         check_length(self.storage, record, step=self.manifest.step)
-        first = self.storage.read(record.file, 0, layout.header_bytes)
+        first = self.read(record, 0, layout.header_bytes)
         prove_header(first, record, layout=layout, where=self.storage.where(record.file))
         for chunk in layout.layout.chunks:
-            place = _Place(rank=record.rank, file=record.file, chunk=chunk)
+            place = _Place(record=record, chunk=chunk)
             self.tensors.setdefault(chunk.name, []).append(place)
-        self.states[record.rank] = (record.file, layout.layout.state_begin, layout.layout.state_end)
+        self.states[record.rank] = (record, layout.layout.state_begin, layout.layout.state_end)
 
     def state(self, rank: int) -> bytes:
         """A rank's plain state, without the room to grow."""
-        file, begin, end = self.states[rank]
-        length = int.from_bytes(self.storage.read(file, begin, begin + 8), "little")
-        return self.storage.read(file, begin + 8, min(begin + 8 + length, end))
+        record, begin, end = self.states[rank]
+        length = int.from_bytes(self.read(record, begin, begin + 8), "little")
+        return self.read(record, begin + 8, min(begin + 8 + length, end))
+
+    def read(self, record: PieceRecord, begin: int, end: int) -> bytes:
+        """A range of a body."""
+        buffer = bytearray(end - begin)
+        got = read_range(self.storage, record, begin=begin, into=memoryview(buffer))
+        return bytes(buffer[:got])
 
     def whole(self, name: str) -> bytearray:
         """The logical tensor, put together."""
@@ -112,11 +121,12 @@ class _Side:
             sizes=first.global_shape,
             kind=ChunkKind.BOX,
         )
-        stored = [StoredChunk(source=place.file, chunk=place.chunk) for place in self.tensors[name]]
+        records = {place.record.file: place.record for place in self.tensors[name]}
+        stored = [StoredChunk(source=place.record.file, chunk=place.chunk) for place in self.tensors[name]]
         whole = bytearray(spec.byte_count)
         for copy in plan_reads(spec, stored):
             view = memoryview(whole)[copy.target_begin : copy.target_begin + copy.length]
-            self.storage.read_into(copy.source, view, copy.source_begin)
+            read_range(self.storage, records[copy.source], begin=copy.source_begin, into=view)
         return whole
 
 
@@ -200,8 +210,8 @@ def _compare_ranges(left: _Side, ours: _Place, right: _Side, theirs: _Place) -> 
     length = ours.chunk.end - ours.chunk.begin
     for at in range(0, length, WINDOW_BYTES):
         stop = min(at + WINDOW_BYTES, length)
-        mine = left.storage.read(ours.file, ours.chunk.begin + at, ours.chunk.begin + stop)
-        other = right.storage.read(theirs.file, theirs.chunk.begin + at, theirs.chunk.begin + stop)
+        mine = left.read(ours.record, ours.chunk.begin + at, ours.chunk.begin + stop)
+        other = right.read(theirs.record, theirs.chunk.begin + at, theirs.chunk.begin + stop)
         if mine != other:
             return at + next(_first_difference(mine, other))
     return None

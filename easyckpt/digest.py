@@ -32,6 +32,7 @@ __all__ = [
     "chunk_count",
     "chunk_range",
     "digest_body",
+    "prefix_digest",
 ]
 
 HASH_NAME = "xxh3-128"
@@ -70,6 +71,18 @@ def chunk_count(length: int, *, chunk_bytes: int = HASH_CHUNK_BYTES) -> int:
 def chunk_range(index: int, *, length: int, chunk_bytes: int = HASH_CHUNK_BYTES) -> tuple[int, int]:
     """First byte of a chunk, and the byte after its last."""
     return index * chunk_bytes, min((index + 1) * chunk_bytes, length)
+
+
+def prefix_digest(body: memoryview, seal: BodyDigest, *, end: int) -> str:
+    """Digest of a body's first bytes: of the hashes of the chunks that lie within, and of the rest.
+
+    Args:
+        body: flat bytes.
+        seal: its digest, in chunks of `HASH_CHUNK_BYTES`.
+        end: the byte after the last.
+    """
+    whole = end // HASH_CHUNK_BYTES
+    return BodyDigest.of((*seal.chunks[:whole], bytes_digest(body[whole * HASH_CHUNK_BYTES : end]))).whole
 
 
 def digest_body(

@@ -8,18 +8,18 @@ layout is written from the bytes that it had before, a layout that was read befo
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
-from easyckpt.digest import HASH_NAME, BodyDigest, bytes_digest, chunk_count
+from easyckpt.digest import bytes_digest
 from easyckpt.envelope import decode, encode
 from easyckpt.errors import CorruptCheckpoint
 from easyckpt.layout import HEADER_BYTES_MAX, Layout, layout_from_dict, layout_to_dict
 from easyckpt.paths import StepName, body_path, fragment_path
+from easyckpt.piece import RANKS_MAX, PieceFields, PieceRecord, check_hash
 from easyckpt.records import check_number, check_text
 
 __all__ = [
@@ -32,9 +32,6 @@ __all__ = [
     "PieceRecord",
 ]
 
-BODY_BYTES_MAX = 1 << 50
-RANKS_MAX = 1_000_000
-HASH_CHUNK_BYTES_MIN = 4096
 
 FRAGMENT_BYTES_MAX = 512 << 20
 """Layouts are the bulk: about 150 bytes per tensor, and equal ones stand once."""
@@ -43,13 +40,6 @@ LAYOUTS_REMEMBERED = 4
 """Parsed ones that are kept, for reading: one of 100,000 tensors takes some 60 MB."""
 
 _Kind = TypeVar("_Kind", bound="FragmentHead")
-
-_HASH = re.compile(r"[0-9a-f]{32}\Z")
-
-
-def _check_hash(value: str, what: str) -> None:
-    if not isinstance(value, str) or not _HASH.match(value):
-        raise ValueError(f"{what} is no {HASH_NAME} in hex")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,63 +87,6 @@ class LayoutRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PieceRecord:
-    """One rank's bytes on storage, and how to prove them."""
-
-    rank: int
-    file: str
-    bytes: int
-    digest: str
-    """Of all chunk hashes: equal to the seal of the memory slot that the body came from."""
-    hash_chunk_bytes: int
-    chunk_hashes: tuple[str, ...]
-    layout: str
-    """Digest of the layout; the fragment holds the layout itself."""
-
-    def __post_init__(self) -> None:
-        check_number(self.rank, "rank", most=RANKS_MAX)
-        check_number(self.bytes, "bytes", least=8, most=BODY_BYTES_MAX)
-        check_number(self.hash_chunk_bytes, "hash_chunk_bytes", least=HASH_CHUNK_BYTES_MIN, most=1 << 40)
-        _check_hash(self.digest, "digest")
-        _check_hash(self.layout, "layout")
-        for value in self.chunk_hashes:
-            _check_hash(value, "a chunk hash")
-        expected = chunk_count(self.bytes, chunk_bytes=self.hash_chunk_bytes)
-        if len(self.chunk_hashes) != expected:
-            raise ValueError(
-                f"rank {self.rank} has {len(self.chunk_hashes)} chunk hashes instead of {expected}"
-            )
-        if BodyDigest.of(self.chunk_hashes).whole != self.digest:
-            raise ValueError(f"rank {self.rank} has a digest that is not that of its chunk hashes")
-
-    @property
-    def seal(self) -> BodyDigest:
-        """The digest with the hashes that it is made of."""
-        return BodyDigest(whole=self.digest, chunks=self.chunk_hashes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PieceFields:
-    """A piece as it stands in the file."""
-
-    rank: int
-    file: str
-    bytes: int
-    digest: str
-    hash_chunk_bytes: int
-    chunk_hashes: tuple[str, ...]
-    layout: str
-
-    def checked(self, schema: int) -> PieceRecord:
-        """The piece. In schema 1 the digest was the hash of the whole body; the chunk hashes say more."""
-        plain = asdict(self)
-        if schema == 1:
-            _check_hash(self.digest, "digest")
-            plain["digest"] = BodyDigest.of(self.chunk_hashes).whole
-        return PieceRecord(**plain)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _HeadFields:
     """A fragment as it stands in the file, without its layouts."""
 
@@ -163,7 +96,7 @@ class _HeadFields:
     step: int
     node_rank: int
     world_size: int
-    pieces: tuple[_PieceFields, ...]
+    pieces: tuple[PieceFields, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +147,8 @@ class FragmentHead:
             expected = body_path(self.name, node_rank=self.node_rank, rank=piece.rank)
             if piece.file != expected:
                 raise ValueError(f"rank {piece.rank} lies in {piece.file[:200]!r} instead of {expected!r}")
+            if any(extent.rank >= self.world_size for extent in piece.extents):
+                raise ValueError(f"bytes of rank {piece.rank} lie with a rank that there is not")
 
     @property
     def name(self) -> StepName:
@@ -289,7 +224,7 @@ class Fragment(FragmentHead):
             "step": self.step,
             "node_rank": self.node_rank,
             "world_size": self.world_size,
-            "pieces": [asdict(piece) for piece in self.pieces],
+            "pieces": [piece.to_plain() for piece in self.pieces],
             "layouts": [record.to_json() for record in self.layouts],
         }
         return encode(self.KIND, fields, pretty=False)
@@ -316,7 +251,7 @@ class FragmentRef:
     def __post_init__(self) -> None:
         check_number(self.node_rank, "node_rank", most=RANKS_MAX)
         check_number(self.bytes, "bytes", least=1, most=FRAGMENT_BYTES_MAX)
-        _check_hash(self.hash, "hash")
+        check_hash(self.hash, "hash")
         for rank in self.ranks:
             check_number(rank, "rank", most=RANKS_MAX)
         if not self.ranks:

@@ -32,7 +32,11 @@ __all__ = [
     "prove_header",
     "read_body",
     "read_chunk",
+    "read_range",
+    "where_of",
 ]
+
+ZEROS_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +163,9 @@ def read_body(
 def check_length(storage: Storage, record: PieceRecord, *, step: int) -> None:
     """Raise IncompleteCheckpoint unless the body is there in its full length."""
     found = storage.stat(record.file)
-    if found is None or found.bytes != record.bytes:
-        has = "is not there" if found is None else f"has {found.bytes} bytes instead of {record.bytes}"
+    length = record.length_of_file
+    if found is None or found.bytes != length:
+        has = "is not there" if found is None else f"has {found.bytes} bytes instead of {length}"
         raise IncompleteCheckpoint(
             f"the body of rank {record.rank} {has}", where=storage.where(record.file), hint=_older(step)
         )
@@ -169,9 +174,9 @@ def check_length(storage: Storage, record: PieceRecord, *, step: int) -> None:
 def read_chunk(storage: Storage, record: PieceRecord, *, index: int, into: memoryview, step: int) -> None:
     """Read one hash chunk into a buffer of its length, and prove it."""
     begin, end = chunk_range(index, length=record.bytes, chunk_bytes=record.hash_chunk_bytes)
-    where = storage.where(record.file)
+    where = where_of(storage, record, begin, end)
     try:
-        got = storage.read_into(record.file, into, begin)
+        got = read_range(storage, record, begin=begin, into=into)
     except StorageMissing:
         got = 0
     if got != end - begin:
@@ -184,6 +189,34 @@ def read_chunk(storage: Storage, record: PieceRecord, *, index: int, into: memor
             where=where,
             hint=_older(step),
         )
+
+
+def where_of(storage: Storage, record: PieceRecord, begin: int, end: int) -> str:
+    """The files that a range of a body lies in, for messages."""
+    files = dict.fromkeys(part.file for part in record.stored(begin, end) if part.file)
+    return ", ".join(storage.where(file) for file in files) or storage.where(record.file)
+
+
+def read_range(storage: Storage, record: PieceRecord, *, begin: int, into: memoryview) -> int:
+    """Fill a buffer with a range of a body, wherever its bytes are stored. Nothing is proved.
+
+    Returns:
+        How many bytes there were, up to the first that is not there.
+
+    Raises:
+        StorageMissing: a file is not there.
+        StorageError: the storage refuses.
+    """
+    for part in record.stored(begin, begin + len(into)):
+        room = into[part.begin - begin : part.end - begin]
+        if not part.file:
+            for at in range(0, len(room), ZEROS_BYTES):
+                room[at : at + ZEROS_BYTES] = bytes(min(ZEROS_BYTES, len(room) - at))
+            continue
+        got = storage.read_into(part.file, room, part.file_begin)
+        if got != len(room):
+            return part.begin - begin + got
+    return len(into)
 
 
 def prove_header(

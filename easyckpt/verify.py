@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from easyckpt.commit import read_fragment
@@ -17,7 +17,8 @@ from easyckpt.digest import bytes_digest, chunk_range
 from easyckpt.errors import CheckpointFault, EasyckptError, IncompleteCheckpoint, StorageError
 from easyckpt.manifest import Fragment, Manifest, PieceRecord
 from easyckpt.paths import StepName
-from easyckpt.read import check_length, prove_header
+from easyckpt.piece import Stored
+from easyckpt.read import check_length, prove_header, read_range, where_of
 from easyckpt.storage.base import Storage
 
 __all__ = ["Finding", "FindingKind", "StepVerdict", "verify_step"]
@@ -71,9 +72,10 @@ class StepVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Chunk:
-    fragment: Fragment
     record: PieceRecord
     index: int
+    ranks: tuple[int, ...] = ()
+    """Whose bytes these are: several, if they are stored once for all of them."""
 
     @property
     def range(self) -> tuple[int, int]:
@@ -110,10 +112,8 @@ def verify_step(
             except EasyckptError as error:
                 findings.append(_finding(error, (record.rank,), storage.where(record.file)))
                 continue
-            whole += [
-                _Chunk(fragment=fragment, record=record, index=index)
-                for index in range(len(record.chunk_hashes))
-            ]
+            whole += [_Chunk(record=record, index=index) for index in range(len(record.chunk_hashes))]
+    whole = _each_once(whole)
     chosen = list(_within(whole, byte_budget))
     lengths = [end - begin for begin, end in (chunk.range for chunk in chosen)]
     wanted = sum(lengths)
@@ -133,7 +133,7 @@ def verify_step(
         name=manifest.name,
         findings=tuple(findings),
         bytes_proved=proved,
-        bytes_total=sum(record.bytes for fragment in fragments for record in fragment.pieces),
+        bytes_total=sum(end - begin for begin, end in (chunk.range for chunk in whole)),
     )
 
 
@@ -153,8 +153,22 @@ def _check_piece(storage: Storage, fragment: Fragment, record: PieceRecord, step
     """Length and header: what a budget never leaves out."""
     check_length(storage, record, step=step)
     layout = fragment.layout_of(record)
-    first = storage.read(record.file, 0, layout.header_bytes)
-    prove_header(first, record, layout=layout, where=storage.where(record.file))
+    first = bytearray(layout.header_bytes)
+    read_range(storage, record, begin=0, into=memoryview(first))
+    prove_header(memoryview(first), record, layout=layout, where=storage.where(record.file))
+
+
+def _each_once(chunks: list[_Chunk]) -> list[_Chunk]:
+    """Bytes that are stored once for several ranks are read once."""
+    found: dict[tuple[str, tuple[Stored, ...]], list[_Chunk]] = {}
+    for chunk in chunks:
+        places = tuple(
+            replace(part, begin=0, end=part.end - part.begin) for part in chunk.record.stored(*chunk.range)
+        )
+        found.setdefault((chunk.record.chunk_hashes[chunk.index], places), []).append(chunk)
+    return [
+        replace(same[0], ranks=tuple(sorted(chunk.record.rank for chunk in same))) for same in found.values()
+    ]
 
 
 def _within(chunks: list[_Chunk], byte_budget: int | None) -> Iterator[_Chunk]:
@@ -173,11 +187,11 @@ def _check_chunk(
 ) -> Finding | None:
     record = chunk.record
     begin, end = chunk.range
-    where = storage.where(record.file)
+    where = where_of(storage, record, begin, end)
     try:
-        got = storage.read_into(record.file, room, begin)
+        got = read_range(storage, record, begin=begin, into=room)
     except StorageError as error:
-        return _finding(error, (record.rank,), where)
+        return _finding(error, chunk.ranks, where)
     digest = bytes_digest(room[:got])
     if digest == record.chunk_hashes[chunk.index]:
         return None
@@ -187,13 +201,13 @@ def _check_chunk(
             kind=FindingKind.SWAPPED,
             where=where,
             detail=f"bytes {begin} to {end} of rank {record.rank} are those of rank {other}",
-            ranks=(record.rank, other),
+            ranks=(*chunk.ranks, other),
         )
     return Finding(
         kind=FindingKind.CORRUPT,
         where=where,
         detail=f"bytes {begin} to {end} of rank {record.rank} differ from their hash",
-        ranks=(record.rank,),
+        ranks=chunk.ranks,
     )
 
 

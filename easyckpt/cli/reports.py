@@ -139,9 +139,8 @@ def _row(
 
 
 def inspect_step(root: str, *, step: int | None) -> Report:
-    """``step`` … as in ls, then ``pieces`` (rank, node_rank, file, bytes, digest, state_bytes) and
-    ``tensors``
-    (name, dtype, shape, kind, chunks, bytes, tied_to)."""
+    """``step`` … as in ls, then ``pieces`` (rank, node_rank, file, bytes, stored_bytes, digest, state_bytes)
+    and ``tensors`` (name, dtype, shape, kind, chunks, bytes, tied_to)."""
     storage, found = _open(root)
     chosen = _choose(storage, found, step)
     manifest = chosen.manifest
@@ -157,6 +156,7 @@ def inspect_step(root: str, *, step: int | None) -> Report:
                     "node_rank": ref.node_rank,
                     "file": record.file,
                     "bytes": record.bytes,
+                    "stored_bytes": record.length_of_file,
                     "digest": record.digest,
                     "state_bytes": layout.state_end - layout.state_begin,
                 }

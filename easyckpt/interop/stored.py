@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from easyckpt.commit import read_fragment
-from easyckpt.digest import bytes_digest, chunk_range
-from easyckpt.errors import CorruptCheckpoint, IncompleteCheckpoint, Misuse, NothingToLoad, StorageMissing
+from easyckpt.digest import chunk_range
+from easyckpt.errors import CorruptCheckpoint, Misuse, NothingToLoad
 from easyckpt.layout import DTYPE_BYTES, STATE_LENGTH_BYTES, Chunk, ChunkSpec
 from easyckpt.manifest import LayoutRecord, Manifest, PieceRecord
 from easyckpt.plain import unpack
-from easyckpt.read import prove_header
+from easyckpt.read import prove_header, read_chunk
 from easyckpt.reshard import Copy, StoredChunk, plan_reads
 from easyckpt.storage.base import Storage
 from easyckpt.survey import survey
@@ -182,22 +182,10 @@ class StoredStep:
             parts.append(self._proved(record, index)[max(begin, low) - low : min(end, high) - low])
         return b"".join(parts)
 
-    def _proved(self, record: PieceRecord, index: int) -> bytes:
+    def _proved(self, record: PieceRecord, index: int) -> bytearray:
         begin, end = _range(record, index)
-        where = self.storage.where(record.file)
-        try:
-            data = self.storage.read(record.file, begin, end)
-        except StorageMissing:
-            data = b""
-        hint = f"`easyckpt why {self.storage.where()} {self.step}` says more; `easyckpt ls` shows older steps"
-        if len(data) != end - begin:
-            raise IncompleteCheckpoint(
-                f"the body of rank {record.rank} ends at byte {begin + len(data)}", where=where, hint=hint
-            )
-        if bytes_digest(data) != record.chunk_hashes[index]:
-            raise CorruptCheckpoint(
-                f"bytes {begin} to {end} of rank {record.rank} differ from their hash", where=where, hint=hint
-            )
+        data = bytearray(end - begin)
+        read_chunk(self.storage, record, index=index, into=memoryview(data), step=self.step)
         return data
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from easyckpt.saver.disk import DiskView, Life, Vault, decode_ref
 from easyckpt.saver.ledger import Change, Ledger, PersistPolicy
 from easyckpt.saver.peering import Persisted, PersistStep
 from easyckpt.saver.protocol import Begin, Key, Message, Open
+from easyckpt.saver.shares import Shares
 
 __all__ = ["FINISH_TIMEOUT_S", "CommitHost", "Commits", "Foreign", "Spawn", "Threads"]
 
@@ -93,6 +94,10 @@ class CommitHost(Protocol):
         """Return when all members have just answered, and so still follow this lead."""
         ...
 
+    def node_of_rank(self) -> Mapping[int, int]:
+        """Where each rank runs."""
+        ...
+
     def after(self, changes: tuple[Change, ...]) -> None:
         """Tell what changed, begin what is due."""
         ...
@@ -117,6 +122,8 @@ class Commits:
         self._spawn = spawn
         self._clock = clock
         self._host = host
+        self.shares = Shares()
+        """Told of every seal."""
         self._options: Open | None = None
         self._vault: Vault | None = None
         self._life: Life | None = None
@@ -173,6 +180,7 @@ class Commits:
     def settle(self, resumed: int | None, *, foreign: Foreign | None = None) -> None:
         """All ranks resume from this step: what was being written is history; storage learns of this life."""
         self._foreign = foreign
+        self.shares.forget()
         if self._work is not None:
             self._work.cancel()
         self._order = None
@@ -250,6 +258,7 @@ class Commits:
             run_id=life.run_id,
             root=self._opened().root,
             ranks=foreign.ranks if foreign is not None else (),
+            shares=() if foreign is not None else self.shares.of(step, self._host.node_of_rank()),
         )
         self._fragments.clear()
         self._order = order

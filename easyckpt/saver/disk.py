@@ -7,6 +7,7 @@ these may not.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import platform
@@ -17,7 +18,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -38,6 +38,7 @@ from easyckpt.read import check_length, locate_pieces, read_chunk
 from easyckpt.records import GenerationRecord, RootRecord
 from easyckpt.retention import prune
 from easyckpt.saver.holdings import Piece
+from easyckpt.saver.peering import Share
 from easyckpt.saver.persist import (
     LocatedPiece,
     PieceMeta,
@@ -59,7 +60,7 @@ __all__ = [
     "decode_layout",
     "decode_ref",
     "encode_ref",
-    "layout_header_bytes",
+    "layout_head",
 ]
 
 DIGESTS_READ_MAX = 4
@@ -116,7 +117,7 @@ class Layouts:
         with self._lock:
             known = self._known.get(raw)
             if known is None or bytes(body[: len(known[0].header)]) != known[0].header:
-                layout = decode_layout(raw, bytes(body[: layout_header_bytes(raw)]))
+                layout = decode_layout(raw, bytes(body[: layout_head(raw).header_bytes]))
                 known = (layout, LayoutRecord.of(layout))
             self._known[raw] = known
             self._known.move_to_end(raw)
@@ -229,14 +230,30 @@ class Vault:
             f"{LIFE_ATTEMPTS_MAX} other lives began here at once", where=self.root, hint="one job per folder"
         )
 
-    def persist(self, pieces: tuple[Piece, ...], *, life: Life, node_rank: int, step: int) -> FragmentRef:
+    def persist(
+        self,
+        pieces: tuple[Piece, ...],
+        *,
+        life: Life,
+        node_rank: int,
+        step: int,
+        shares: tuple[Share, ...] = (),
+    ) -> FragmentRef:
         """Write a node's pieces and its fragment. The pieces are pinned by the caller.
+
+        Args:
+            pieces: of this node.
+            life: whose names they get.
+            node_rank: of this node.
+            step: training step.
+            shares: ranks whose tensors another rank stores, on this node or another one.
 
         Raises:
             CorruptCheckpoint: a slot is not what was sealed.
             StorageError: the storage refuses.
         """
         done: dict[int, tuple[PieceMeta, PieceRecord]] = {}
+        stored_by = {share.rank: (share.by_node, share.by_rank) for share in shares}
 
         def write(piece: Piece) -> None:
             with piece.body as body:
@@ -249,6 +266,7 @@ class Vault:
                     layout=layout,
                     layout_record=record,
                     seal=_seal_of(piece, body),
+                    stored_by=stored_by.get(piece.rank),
                 )
                 done[piece.rank] = (meta, persist_piece(self._storage, body=body, piece=meta))
 
@@ -329,14 +347,30 @@ def decode_layout(raw: bytes, header: bytes) -> Layout:
     return layout_from_dict(json.loads(raw), header=header)
 
 
-def layout_header_bytes(raw: bytes) -> int:
-    """How long the header is, by the layout as it travels."""
-    fields: Any = msgspec.json.decode(raw, type=_HeaderOnly)
-    return int(fields.header_bytes)
+class LayoutHead(msgspec.Struct, frozen=True):
+    """What is not about single tensors in a layout."""
 
-
-class _HeaderOnly(msgspec.Struct):
     header_bytes: int
+    digest: str
+    state: tuple[int, int]
+
+    @property
+    def state_begin(self) -> int:
+        """First byte of the plain state."""
+        return self.state[0]
+
+
+@functools.lru_cache(maxsize=LAYOUTS_KEPT)
+def layout_head(raw: bytes) -> LayoutHead:
+    """The head of a layout as it travels.
+
+    Raises:
+        CorruptCheckpoint: it is no layout.
+    """
+    try:
+        return msgspec.json.decode(raw, type=LayoutHead)
+    except msgspec.MsgspecError as error:
+        raise CorruptCheckpoint(f"a layout cannot be read: {error}") from error
 
 
 def encode_ref(ref: FragmentRef) -> bytes:

@@ -176,6 +176,7 @@ class Lead:
             self._waiting.append(message)
             self.after(())
         elif isinstance(message, Sealed):
+            self._commits.shares.sealed(message)
             self.after(self._ledger.sealed(message.rank, message.step))
         elif isinstance(message, StageFailed):
             self.after(

@@ -38,6 +38,7 @@ __all__ = [
     "Register",
     "Replicated",
     "Sealed",
+    "Share",
     "Send",
     "Source",
     "StageFailed",
@@ -84,6 +85,10 @@ class Sealed(Message, frozen=True, kw_only=True):
     rank: int
     step: int
     digest: str
+    layout: str = ""
+    """Digest of the layout."""
+    data: str = ""
+    """Digest of all that is before the plain state; empty if nobody could have the same."""
 
 
 class StageFailed(Message, frozen=True, kw_only=True):
@@ -202,6 +207,14 @@ class StageReached(Message, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank whose bytes, but for its plain state, another rank stores."""
+
+    rank: int
+    by_rank: int
+    by_node: int
+
+
 class PersistStep(Message, frozen=True, kw_only=True):
     """Write your pieces of this step."""
 
@@ -213,6 +226,7 @@ class PersistStep(Message, frozen=True, kw_only=True):
     """The checkpoint folder; the order may come before a rank of this node has named it."""
     ranks: tuple[tuple[int, ...], ...] = ()
     """By node: whose pieces it writes. Empty: those of its own ranks."""
+    shares: tuple[Share, ...] = ()
 
 
 class Prepare(Message, frozen=True, kw_only=True):

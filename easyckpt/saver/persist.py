@@ -10,7 +10,7 @@ Imports neither torch nor numpy: the saver process starts in milliseconds.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from easyckpt.commit import (
@@ -25,9 +25,10 @@ from easyckpt.digest import HASH_CHUNK_BYTES, BodyDigest, bytes_digest
 from easyckpt.envelope import read_index
 from easyckpt.errors import CorruptCheckpoint, Misuse, StaleGeneration, StorageConflict
 from easyckpt.keep import KeepPolicy
-from easyckpt.layout import Layout
+from easyckpt.layout import STATE_LENGTH_BYTES, Layout, build_layout
 from easyckpt.manifest import FRAGMENT_BYTES_MAX, Fragment, FragmentRef, LayoutRecord, PieceRecord
 from easyckpt.paths import StepName, body_path, fragment_path
+from easyckpt.piece import Extent
 from easyckpt.read import LoadedPiece, LocatedPiece, load_piece, locate_piece, read_body
 from easyckpt.retention import Removed, prune
 from easyckpt.storage.base import Parts, Storage
@@ -71,6 +72,8 @@ class PieceMeta:
     """What the body was when it was complete."""
     layout_record: LayoutRecord | None = None
     """Of the same layout, where it was made before."""
+    stored_by: tuple[int, int] | None = None
+    """Node and rank that store the bytes before the plain state, which are equal to those of this piece."""
 
     @property
     def name(self) -> StepName:
@@ -109,10 +112,39 @@ def persist_piece(storage: Storage, *, body: memoryview, piece: PieceMeta) -> Pi
         chunk_hashes=piece.seal.chunks,
         layout=piece.layout.digest,
     )
-    if not _is_there(storage, piece, record):
-        check = partial(_check_part, piece, storage.where(path))
+    check = partial(_check_part, piece, storage.where(path))
+    if piece.stored_by is not None and not any(view[piece.layout.state_end :]):
+        own, extents = _own_part(view, piece)
+        record = replace(record, extents=extents, file_bytes=len(own))
+        if not _is_there(storage, piece, record):
+            first = piece.layout.state_begin // HASH_CHUNK_BYTES * HASH_CHUNK_BYTES
+            for begin in range(first, len(view), HASH_CHUNK_BYTES):
+                check(begin, view[begin : begin + HASH_CHUNK_BYTES])
+            storage.write_durable(path, own)
+    elif not _is_there(storage, piece, record):
         storage.write_durable(path, view, parts=Parts(bytes=HASH_CHUNK_BYTES, check=check))
     return record
+
+
+def _own_part(view: memoryview, piece: PieceMeta) -> tuple[bytearray, tuple[Extent, ...]]:
+    """A file with the plain state alone, and where the body is then. Its last bytes, padding, are zeros."""
+    assert piece.stored_by is not None, "asked only for a piece whose tensors another rank stores"
+    begin, end = piece.layout.state_begin, piece.layout.state_end
+    layout = build_layout([], state_bytes=end - begin - STATE_LENGTH_BYTES)
+    own = bytearray(layout.body_bytes)
+    own[: len(layout.header)] = layout.header
+    own[layout.state_begin : layout.state_end] = view[begin:end]
+    node_rank, rank = piece.stored_by
+    return own, (
+        Extent(begin=0, end=begin, node_rank=node_rank, rank=rank, file_begin=0),
+        Extent(
+            begin=begin,
+            end=end,
+            node_rank=piece.node_rank,
+            rank=piece.rank,
+            file_begin=layout.state_begin,
+        ),
+    )
 
 
 def _check_part(piece: PieceMeta, where: str, begin: int, part: memoryview) -> None:
@@ -150,7 +182,7 @@ def _is_there(storage: Storage, piece: PieceMeta, record: PieceRecord) -> bool:
             hint="two jobs are using this folder, or a generation number was used twice",
         )
     found = storage.stat(record.file)
-    return found is not None and found.bytes == record.bytes
+    return found is not None and found.bytes == record.length_of_file
 
 
 def make_fragment(

@@ -12,10 +12,11 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from easyckpt.digest import BodyDigest, prefix_digest
 from easyckpt.errors import EasyckptError, IncompleteCheckpoint
 from easyckpt.manifest import FragmentRef
 from easyckpt.saver.commits import Threads
-from easyckpt.saver.disk import Layouts, Life, Vault, encode_ref
+from easyckpt.saver.disk import Layouts, Life, Vault, encode_ref, layout_head
 from easyckpt.saver.holdings import Holdings, Piece
 from easyckpt.saver.peering import Members, Persisted, PersistStep, Replicated, Sealed, StageFailed
 from easyckpt.saver.protocol import Begin, Key, Message
@@ -88,14 +89,31 @@ class Upkeep:
         """The rank's copy is complete: prove what it is, tell the lead, copy it to the peer."""
         try:
             digest = await digest_piece(piece, self._threads.hashing)
+            layout, data = await self._likeness(piece, digest)
         except BaseException:
             self.failed(piece.rank, piece.key.step, "it could not be hashed; see the saver's log")
             raise
         if piece.dropped or self._holdings.find(piece.rank, piece.key) is not piece:
             return
         piece.seal(digest)
-        self._send(Sealed(rank=piece.rank, step=piece.key.step, digest=digest.whole))
+        self._send(
+            Sealed(rank=piece.rank, step=piece.key.step, digest=digest.whole, layout=layout, data=data)
+        )
         await self.replicate(piece)
+
+    async def _likeness(self, piece: Piece, digest: BodyDigest) -> tuple[str, str]:
+        """By what other ranks' pieces with the same tensors, and with the same values, are known."""
+        if self._begin.world_size == 1:
+            return "", ""
+        head = layout_head(piece.layout)
+        with piece.pinned() as body:
+            work = partial(prefix_digest, body, digest, end=head.state_begin)
+            running = asyncio.get_running_loop().run_in_executor(self._threads.hashing, work)
+            try:
+                return head.digest, await asyncio.shield(running)
+            except asyncio.CancelledError:
+                await asyncio.wait({running})  # the thread reads the slot until it is done
+                raise
 
     async def replicate(self, piece: Piece) -> None:
         """Have the next node of the ring keep a copy."""
@@ -156,6 +174,7 @@ class Upkeep:
                 life=Life(run_id=order.run_id, generation=order.life, resumed_step=None),
                 node_rank=self._begin.node_rank,
                 step=order.key.step,
+                shares=order.shares,
             )
             running = asyncio.get_running_loop().run_in_executor(self._threads.storage, work)
             try:

@@ -25,7 +25,7 @@ from easyckpt.saver.persist import PieceMeta, make_fragment, persist_piece, writ
 from easyckpt.storage import LocalStorage
 from easyckpt.survey import visible_steps
 from easyckpt.testing import SampleRun
-from easyckpt.testing.sample import sample_body
+from easyckpt.testing.sample import sample_body, sample_layout
 from easyckpt.verify import verify_step
 
 DOCUMENT = Path(__file__).parents[2] / "docs/explain/checkpoint-format.md"
@@ -135,6 +135,27 @@ def test_a_folder_of_the_version_before_is_read_by_both(reader: Path, tmp_path: 
         into = bytearray(len(run.bodies[10, 1][rank]))
         load_piece(storage, visible.manifest, rank=rank, into=memoryview(into))
         assert into == run.bodies[10, 1][rank]
+
+
+def test_it_reads_bytes_that_are_stored_once(reader: Path, tmp_path: Path) -> None:
+    run = SampleRun(storage=LocalStorage(tmp_path), ranks_per_node=2)
+    run.begin(1)
+    layout = sample_layout(0, 1)
+    pairs = []
+    for rank in range(2):
+        body = sample_body(layout, seed=9, state=b"\x80" + bytes([rank]))
+        meta = PieceMeta(
+            generation=1, step=10, node_rank=0, rank=rank, layout=layout, seal=digest_body(memoryview(body)),
+            stored_by=(0, 1) if rank == 0 else None,
+        )  # fmt: skip
+        pairs.append((meta, persist_piece(run.storage, body=memoryview(body), piece=meta)))
+    ref = write_fragment(run.storage, make_fragment(pairs, run_id=run.run_id, world_size=2))
+    assert commit_manifest(run.storage, run.manifest(10, [ref])).is_visible
+    found = read(reader, str(tmp_path))
+    assert found["states"] == {str(rank): bytes_digest(b"\x80" + bytes([rank])) for rank in range(2)}
+    assert found["tensors"]["model.weight"][2] == bytes_digest(
+        logical(9, "model.weight", (40, 50), "float32")
+    )
 
 
 @pytest.mark.parametrize("what", ["body", "fragment", "manifest"])

@@ -276,3 +276,38 @@ def test_a_rank_that_comes_late_after_a_restart_can_save_again(nodes: Nodes) -> 
     for step in range(3, 7):
         save_all(workers, step)
     assert "not durable" not in nodes.log()
+
+
+def replica_at(rank: int, step: int, size: int = 300_000) -> dict[str, object]:
+    """Equal tensors on every rank, and a plain state of its own: data parallelism."""
+    return {"weight": torch.arange(size, dtype=torch.float32) + step, "step": step, "rank": rank}
+
+
+def test_equal_bytes_of_two_nodes_are_stored_once(nodes: Nodes) -> None:
+    first, second = nodes.start(tcp=True), nodes.start(tcp=True)
+    nodes.begin(1, [first, second])
+    workers = nodes.workers()
+    for worker in workers:
+        assert worker.load(blank()) is None
+    for step in (1, 2):
+        handles = [
+            worker.save(replica_at(rank, step), step=step, block=rank == 0)
+            for rank, worker in enumerate(workers)
+        ]
+        for handle in handles:
+            handle.wait("durable", timeout=60)
+    sizes = sorted(
+        path.stat().st_size for path in Path(workers[0].root).glob("data/*/s000000000002/*/*.safetensors")
+    )
+    assert len(sizes) == 2
+    assert sizes[0] < 100_000 < 4 * 300_000 <= sizes[1], "one has the tensors, the other its state alone"
+    first.kill()
+    second.kill()
+    others = [nodes.start(tcp=True) for _ in range(2)]
+    nodes.begin(1, others, progress=True)
+    for rank, worker in enumerate(nodes.workers()):
+        state = {"weight": torch.zeros(300_000), "step": -1, "rank": -1}
+        assert worker.load(state) == 2
+        assert worker.restored_from == "disk"
+        assert (state["step"], state["rank"]) == (2, rank)
+        assert torch.equal(state["weight"], replica_at(rank, 2)["weight"])  # type: ignore[arg-type]
