@@ -174,7 +174,7 @@ def check_length(storage: Storage, record: PieceRecord, *, step: int) -> None:
 def read_chunk(storage: Storage, record: PieceRecord, *, index: int, into: memoryview, step: int) -> None:
     """Read one hash chunk into a buffer of its length, and prove it."""
     begin, end = chunk_range(index, length=record.bytes, chunk_bytes=record.hash_chunk_bytes)
-    where = where_of(storage, record, begin, end)
+    where = where_of(storage, record, begin=begin, end=end)
     try:
         got = read_range(storage, record, begin=begin, into=into)
     except StorageMissing:
@@ -191,7 +191,7 @@ def read_chunk(storage: Storage, record: PieceRecord, *, index: int, into: memor
         )
 
 
-def where_of(storage: Storage, record: PieceRecord, begin: int, end: int) -> str:
+def where_of(storage: Storage, record: PieceRecord, *, begin: int, end: int) -> str:
     """The files that a range of a body lies in, for messages."""
     files = dict.fromkeys(part.file for part in record.stored(begin, end) if part.file)
     return ", ".join(storage.where(file) for file in files) or storage.where(record.file)

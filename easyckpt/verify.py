@@ -187,7 +187,7 @@ def _check_chunk(
 ) -> Finding | None:
     record = chunk.record
     begin, end = chunk.range
-    where = where_of(storage, record, begin, end)
+    where = where_of(storage, record, begin=begin, end=end)
     try:
         got = read_range(storage, record, begin=begin, into=room)
     except StorageError as error:
