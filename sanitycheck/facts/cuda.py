@@ -15,7 +15,7 @@ from typing import Any
 
 from sanitycheck.errors import ToolMissingError
 from sanitycheck.facts.forked import run_forked
-from sanitycheck.facts.nvml import NO_DEVICE, Device, pci_gpus
+from sanitycheck.facts.nvml import NO_DEVICE, Device, may_have_devices, pci_gpus
 from sanitycheck.facts.request import Request
 from sanitycheck.result import Level
 
@@ -145,13 +145,13 @@ def _torch(request: Request) -> tuple[Any, int]:
     Raises:
         ToolMissingError: There are devices, but no torch that could use them.
     """
+    if not may_have_devices():
+        return None, 0
     request.tell("importing torch")
     try:
         import torch
     except ImportError as error:
-        if pci_gpus():
-            raise ToolMissingError("torch is not installed: nothing can compute on the devices") from error
-        return None, 0
+        raise ToolMissingError("torch is not installed: nothing can compute on the devices") from error
     count = torch.cuda.device_count()
     if not count and pci_gpus():
         raise ToolMissingError(f"torch {torch.__version__} sees no device (built without CUDA, or hidden)")

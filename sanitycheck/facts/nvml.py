@@ -22,6 +22,7 @@ __all__ = [
     "Device",
     "Session",
     "error_name",
+    "may_have_devices",
     "open_session",
     "pci_gpus",
     "start_nvml",
@@ -30,6 +31,8 @@ __all__ = [
 
 T = TypeVar("T")
 NO_DEVICE = "NOT_FOUND"
+DEVICE_FILES = ("/dev/nvidiactl", "/dev/dxg")
+"""Of the driver, and of the one that Windows lends to its Linux guests, where the bus shows nothing."""
 PCI_DEVICES = "/sys/bus/pci/devices"
 _NVIDIA = "0x10de"
 _DISPLAY_CLASSES = ("0x0300", "0x0302")
@@ -59,6 +62,11 @@ def pci_gpus(root: str = PCI_DEVICES) -> int:
         driver = os.path.basename(os.path.realpath(os.path.join(place, "driver")))
         count += vendor == _NVIDIA and kind in _DISPLAY_CLASSES and driver == "nvidia"
     return count
+
+
+def may_have_devices() -> bool:
+    """Whether NVIDIA devices can be here at all; far cheaper than importing what could use them."""
+    return pci_gpus() > 0 or any(os.path.exists(path) for path in DEVICE_FILES)
 
 
 def error_name(nvml: Any, error: Exception) -> str:
@@ -141,6 +149,6 @@ def start_nvml(request: Request) -> tuple[Session[Any] | None, str]:
     """Like :func:`open_session`, but without a device on the bus every error is ``NOT_FOUND``: images built
     for both kinds of node hold the driver's library on nodes without devices."""
     session, error = open_session(request)
-    if session is None and not pci_gpus():
+    if session is None and not may_have_devices():
         return None, NO_DEVICE
     return session, error

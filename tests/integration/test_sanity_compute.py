@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import sanitycheck
-from sanitycheck.options import Options
+from sanitycheck.baseline import figures_of
+from sanitycheck.options import Known, Options
 from sanitycheck.reasons import Reason
 from sanitycheck.result import Report, Verdict
 
@@ -70,7 +71,9 @@ def test_this_machine_computes_and_exchanges_rightly() -> None:
     assert not report.blocking
 
 
-def test_corrupted_traffic_is_found_and_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def corrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every large buffer that a process sends loses a bit on its way."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
@@ -80,9 +83,49 @@ def test_corrupted_traffic_is_found_and_blocks(tmp_path: Path, monkeypatch: pyte
         [compiler, "-shared", "-fPIC", "-o", str(library), "corrupt.c", "-ldl"], cwd=tmp_path, check=True
     )
     monkeypatch.setenv("LD_PRELOAD", str(library))
-    (result,) = checked("coll.intra").results
-    assert (result.verdict, result.reason, result.blocking) == (Verdict.FAIL, Reason.COLLECTIVE_WRONG, True)
-    assert "values wrong on rank" in str(result.findings[0].facts["first"])
+
+
+def test_corrupted_traffic_is_found_and_blocks(corrupted: None) -> None:
+    report = checked("coll.intra", "train.mini_gpt")
+    collective, training = sorted(report.results, key=lambda result: result.check)
+    assert (collective.verdict, collective.reason) == (Verdict.FAIL, Reason.COLLECTIVE_WRONG)
+    assert "values wrong on rank" in str(collective.findings[0].facts["first"])
+    assert training.verdict is Verdict.FAIL
+    assert training.reason in (Reason.TRAIN_RANKS_DIFFER, Reason.TRAIN_LOSS_STUCK)
+    assert collective.blocking
+    assert training.blocking
+
+
+HOG = "while True: pass"
+
+
+def test_a_neighbour_that_takes_the_processors_is_slow_against_the_own_record() -> None:
+    """Many others at once, so that hardly anything is left on however many processors."""
+    quiet = checked("cpu.gemm", "cpu.membw")
+    figures = figures_of(quiet)
+    assert set(figures) == {"cpu.gemm.gflops", "cpu.membw.gb_s"}
+    count = 6 * len(os.sched_getaffinity(0))
+    hogs = [subprocess.Popen([sys.executable, "-c", HOG]) for _ in range(count)]
+    try:
+        report = checked("cpu.gemm", "cpu.membw", baseline=figures)
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    reasons = {result.check: result.reason for result in report.results}
+    assert reasons == {"cpu.gemm": Reason.GEMM_SLOW, "cpu.membw": Reason.MEMBW_SLOW}
+    assert not report.blocking
+
+
+def test_a_small_training_gives_the_same_bits_again_and_is_held_to_its_record() -> None:
+    (result,) = checked("train.mini_gpt").results
+    assert result.reason is Reason.TRAINED, result.to_dict()
+    facts = result.findings[0].facts
+    name = f"train.mini_gpt: {facts['key']}"
+    (again,) = checked("train.mini_gpt", known=Known(digests={name: str(facts["digest"])})).results
+    assert again.reason is Reason.TRAINED
+    (other,) = checked("train.mini_gpt", known=Known(digests={name: "0" * 32})).results
+    assert (other.reason, other.blocking) == (Reason.TRAIN_DIGEST_DIFFERS, True)
 
 
 def test_an_interface_that_does_not_exist_fails_without_blocking(monkeypatch: pytest.MonkeyPatch) -> None:
