@@ -86,8 +86,8 @@ def corrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_corrupted_traffic_is_found_and_blocks(corrupted: None) -> None:
-    report = checked("coll.intra", "train.mini_gpt")
-    collective, training = sorted(report.results, key=lambda result: result.check)
+    (collective,) = checked("coll.intra").results
+    (training,) = checked("train.mini_gpt").results
     assert (collective.verdict, collective.reason) == (Verdict.FAIL, Reason.COLLECTIVE_WRONG)
     assert "values wrong on rank" in str(collective.findings[0].facts["first"])
     assert training.verdict is Verdict.FAIL

@@ -56,7 +56,8 @@ int nvmlDeviceGetTotalEccErrors(void *h, int kind, int counter, unsigned long lo
 }
 struct sram { unsigned version; unsigned long long parity, secded, rest[9]; unsigned exceeded; };
 int nvmlDeviceGetSramEccErrorStatus(void *h, struct sram *out) {
-    REFUSED("SRAM"); out->parity = (unsigned long long)number("FAKE_SRAM", 0); out->secded = 1; out->exceeded = 0; return 0;
+    REFUSED("SRAM"); out->parity = (unsigned long long)number("FAKE_SRAM", 0);
+    out->secded = 1; out->exceeded = 0; return 0;
 }
 int nvmlDeviceGetRemappedRows(void *h, unsigned *c, unsigned *u, unsigned *pending, unsigned *failed) {
     REFUSED("REMAP"); *c = 1; *u = 2; *pending = (unsigned)number("FAKE_PENDING", 0); *failed = 0; return 0;
