@@ -12,7 +12,7 @@ as a whole, so that a list of losses may have any length. Where something lives,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -277,7 +277,7 @@ class Loader:
                 continue
             names = self._bridge.saved_names(adapter.name, path, item.name)
             if any(name in self._known for name in names):
-                self._add_copy(item, full, names=names, rounds=adapter.name == ENGINE)
+                self._add_copy(item, full, names=names, converts=self._converts(adapter, path, item))
             else:
                 self._differences.missing.append(full)
         elsewhere = captured.elsewhere or (lambda name: False)
@@ -299,14 +299,28 @@ class Loader:
         names = self._bridge.saved_names(adapter.name, path, name)
         return next((self._known[item] for item in names if item in self._known), None)
 
-    def _add_copy(self, part: TensorPart, path: str, *, names: tuple[str, ...], rounds: bool = False) -> None:
+    def _converts(self, adapter: Adapter, path: str, item: TensorPart) -> Collection[str]:
+        """Types that a live tensor takes besides its own. A master, and what a checkpoint of another
+        framework has, may come from a narrower type, exactly; an engine rounds its weights from masters at
+        every step."""
+        mine = str(item.tensor.dtype).removeprefix("torch.")
+        found: set[str] = set()
+        if path in self._bridge.parts or (adapter.name == ENGINE and item.name.startswith("master.")):
+            found.update(narrow for narrow, wide in _WIDER.items() if mine in wide)
+        if adapter.name == ENGINE and item.name.startswith("module."):
+            found.update(_WIDER.get(mine, ()))
+        return found
+
+    def _add_copy(
+        self, part: TensorPart, path: str, *, names: tuple[str, ...], converts: Collection[str] = ()
+    ) -> None:
         """Note which saved chunk a live tensor comes from.
 
         Args:
             part: the live tensor.
             path: its name, for errors.
             names: logical tensors that have its values, the best first.
-            rounds: whether its framework rounds it from a wider one at every step anyway.
+            converts: other types that it may be saved in.
         """
         part = localise(part, path)
         tensor = part.tensor.detach()
@@ -316,12 +330,7 @@ class Loader:
         exact = [name for name in there if self._known[name].dtype == spec.dtype]
         chosen = (exact or there)[0]
         known = self._known[chosen]
-        fits = known.global_shape == spec.global_shape and (
-            bool(exact)
-            or (len(names) > 1 and spec.dtype in _WIDER.get(known.dtype, ()))
-            or (rounds and len(names) > 1 and known.dtype in _WIDER.get(spec.dtype, ()))
-            or (path.split(".")[0] in self._bridge.parts and spec.dtype in _WIDER.get(known.dtype, ()))
-        )
+        fits = known.global_shape == spec.global_shape and (bool(exact) or known.dtype in converts)
         if not fits:
             here = _describe(spec.dtype, spec.global_shape)
             self._differences.changed.append(

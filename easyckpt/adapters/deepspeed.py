@@ -1,4 +1,4 @@
-"""DeepSpeed engines: what ZeRO 0, 1 and 2 keep on this rank, read and written where it lies.
+"""DeepSpeed engines: what ZeRO 0 to 3 keeps on this rank, read and written where it lies.
 
 Theory of operation. DeepSpeed has no public access to a rank's own part of the optimizer state (its accessors
 gather whole tensors from all ranks), so this file, alone, knows where the parts are. Every kind of optimizer
@@ -8,6 +8,7 @@ masters, and each master is a concatenation of ranges of parameters, or one whol
 ===========================  =================================  ==============================================
 engine                       optimizer object                   masters
 ===========================  =================================  ==============================================
+ZeRO 3                       ``DeepSpeedZeroOptimizer_Stage3``  one flat fp32 partition per sub-group
 ZeRO 1 and 2                 ``DeepSpeedZeroOptimizer``         one flat fp32 partition per group
 ZeRO 1, bf16, fp32 sums      ``BF16_Optimizer``                 one flat fp32 partition per group
 stage 0, fp16 or bf16        ``FP16_UnfusedOptimizer``          an fp32 copy per parameter
@@ -15,11 +16,12 @@ stage 0, fp16 or bf16        ``FP16_UnfusedOptimizer``          an fp32 copy per
 stage 0, fp32                the optimizer itself               the parameters themselves
 ===========================  =================================  ==============================================
 
-Stored are, by the name of the model's parameter: ``module.<name>`` (the weights that forward uses, whole),
-``master.<name>`` and ``state.<key>.<name>`` (flat ranges of it, from which another partitioning can
-be cut). Padding between and behind parameters is not stored: it is zero and stays zero. Plain state is the
-counters of the engine, loss scaler, learning-rate scheduler and group options. Random numbers are not the
-engine's: put `easyckpt.RNG` beside it.
+Stored are, by the name of the model's parameter: ``module.<name>`` (the weights that forward uses: whole,
+or in ZeRO 3 this rank's flat range of them), ``master.<name>`` and ``state.<name>.<key>`` (flat ranges,
+from which another partitioning, or a plain optimizer's state, can be cut: see `easyckpt.bridge`). Padding
+between and behind parameters is not stored: no gradient ever reaches it. Plain state is the counters of the
+engine, loss scaler, learning-rate scheduler and group options. Random numbers are not the engine's: put
+`easyckpt.RNG` beside it.
 
 A load never runs an optimizer step and never casts: moments that a fresh optimizer has not made yet are
 created as zeros and then overwritten. One thing lives outside of Python: DeepSpeed's CPU Adam multiplies its
@@ -32,19 +34,25 @@ the first save or load with a message, not half-way, unless ``EASYCKPT_DEEPSPEED
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from easyckpt.adapters.base import Captured, Context, SavedPart
-from easyckpt.adapters.masters import Master, Range, adjust_state, describe, is_ranged, set_plain, state_parts
-from easyckpt.adapters.torch_native import ModuleAdapter
+from easyckpt.adapters.deepspeed_masters import (
+    STAGE3,
+    base_optimizer,
+    group_names,
+    masters_of,
+    weight_parts,
+)
+from easyckpt.adapters.masters import Master, adjust_state, is_ranged, plain_of, set_plain, state_parts
+from easyckpt.adapters.torch_native import ModuleAdapter, compare_groups
 from easyckpt.errors import StateMismatch, UnsupportedValue
 
 __all__ = ["ADAPTER", "TESTED", "UNTESTED_VARIABLE", "DeepSpeedAdapter"]
@@ -62,7 +70,7 @@ _MODULE = ModuleAdapter()
 _LOG = logging.getLogger("easyckpt")
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps", "micro_steps")
 _SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
-_SCHEMA = 1
+_SCHEMA = 2
 
 
 class DeepSpeedAdapter:
@@ -83,11 +91,18 @@ class DeepSpeedAdapter:
         try:
             _refuse_pending_gradients(value, context)
             module = _MODULE.capture(value.module, context)
-            masters = tuple(_masters(value, module, context))
-            weights = (replace(part, name=f"module.{part.name}") for part in module.tensors)
-            moments = state_parts(masters, _base_optimizer(value).state)
-            plain = {**_plain(value, masters), "module": module.plain}
-            return Captured(tensors=(*weights, *moments), plain=plain)
+            masters = tuple(masters_of(value, module, context))
+            weights = (
+                part
+                for whole in module.tensors
+                for part in weight_parts(replace(whole, name=f"module.{whole.name}"))
+            )
+            moments = state_parts(masters, base_optimizer(value).state)
+            plain = {**_plain(value, module, masters), "module": module.plain}
+            known = frozenset(part.name for part in module.tensors)
+            return Captured(
+                tensors=(*weights, *moments), plain=plain, elsewhere=lambda name: _parameter_of(name) in known
+            )
         except AttributeError as error:
             raise UnsupportedValue(
                 f"this DeepSpeed keeps its state elsewhere ({error})",
@@ -98,27 +113,37 @@ class DeepSpeedAdapter:
     def prepare(self, value: Any, saved: SavedPart, context: Context) -> None:
         """Make the moments that were saved, drop those that were not."""
         _refuse_unsupported(value, context)
-        masters = tuple(_masters(value, _MODULE.capture(value.module, context), context))
-        _compare_shape(_shape(value, masters), saved.plain, context)
-        adjust_state(masters, _base_optimizer(value).state, described=saved.plain["state"], saved=saved)
+        module = _MODULE.capture(value.module, context)
+        masters = tuple(masters_of(value, module, context))
+        optimizer = _saved_optimizer(saved.plain, context)
+        if optimizer is not None:
+            base = base_optimizer(value)
+            names = group_names(value, module)
+            compare_groups(type(base).__name__, names, plain=optimizer, context=context)
+            adjust_state(masters, base.state, plain=optimizer, saved=saved)
         if hasattr(value.optimizer, "_hp_optimizer_states_linked"):
             value.optimizer._hp_optimizer_states_linked = False
 
     def finish(self, value: Any, plain: Any, context: Context) -> None:
         """Set counters, scaler, scheduler and group options, and what DeepSpeed derives from the moments."""
         _MODULE.finish(value.module, plain["module"], context)
-        for name in _COUNTERS:
-            setattr(value, name, plain["engine"][name])
-        base = _base_optimizer(value)
-        masters = tuple(_masters(value, _MODULE.capture(value.module, context), context))
-        set_plain(masters, base.state, plain["state"])
-        if value.lr_scheduler is not None and plain["lr_scheduler"] is not None:
+        own = plain.get("engine") is not None  # else a plain module and optimizer were saved
+        base = base_optimizer(value)
+        masters = tuple(masters_of(value, _MODULE.capture(value.module, context), context))
+        optimizer = plain["optimizer"]
+        if optimizer is not None:
+            set_plain(masters, base.state, optimizer)
+            for group, options in zip(base.param_groups, optimizer["groups"], strict=False):
+                _set_options(group, options, new=own)
+        if own:
+            for name in _COUNTERS:
+                setattr(value, name, plain["engine"][name])
+            _set_scaler(value.optimizer, plain["scaler"])
+        if value.lr_scheduler is not None and plain.get("lr_scheduler") is not None:
             value.lr_scheduler.load_state_dict(plain["lr_scheduler"])
-        for group, options in zip(base.param_groups, plain["groups"], strict=True):
-            _set_options(group, options)
-        _set_scaler(value.optimizer, plain["scaler"])
         if hasattr(value.optimizer, "_lazy_init_hp_params_optimizer_state") and _has_tensors(base, masters):
             value.optimizer._lazy_init_hp_params_optimizer_state()
+        _drop_gathered(value.optimizer)
         _replay_cpu_adam(base, masters)
 
 
@@ -136,7 +161,12 @@ def _refuse_unsupported(engine: Any, context: Context) -> None:
             hint=f"install one of these, or set {UNTESTED_VARIABLE}=1 to try at your own risk",
         )
     refusals = {
-        "ZeRO-3": engine.zero_optimization_stage() > 2,
+        "a secondary partition of ZeRO-3 (hpZ)": getattr(engine.optimizer, "zero_hpz_partition_size", 1) > 1,
+        "ZeRO-3 with offload to NVMe": bool(getattr(engine.optimizer, "swap_optimizer", False))
+        or bool(getattr(engine.optimizer, "params_in_nvme_and_cpu", False)),
+        "ZeRO-3 with quantized weights": engine.zero_optimization_stage() > 2
+        and bool(engine.zero_quantized_weights() or engine.zero_quantized_nontrainable_weights()),
+        "MiCS": type(engine.optimizer).__name__ == "MiCS_Optimizer",
         "pipeline parallelism": bool(getattr(engine, "pipeline_parallelism", False)),
         "mixture of experts": bool(getattr(engine, "has_moe_layers", False)),
         "model parallelism": getattr(engine, "mp_world_size", 1) > 1,
@@ -151,7 +181,7 @@ def _refuse_unsupported(engine: Any, context: Context) -> None:
             raise UnsupportedValue(
                 f"{what} is not supported by the DeepSpeed adapter yet",
                 where=context.path,
-                hint="ZeRO stages 0, 1 and 2 with data parallelism are",
+                hint="ZeRO stages 0 to 3 with data parallelism are",
             )
 
 
@@ -174,140 +204,43 @@ def _refuse_pending_gradients(engine: Any, context: Context) -> None:
         )
 
 
-def _base_optimizer(engine: Any) -> torch.optim.Optimizer:
-    optimizer = engine.optimizer
-    return optimizer if isinstance(optimizer, torch.optim.Optimizer) else optimizer.optimizer
+def _drop_gathered(optimizer: Any) -> None:
+    """Parameters that ZeRO-3 keeps whole on every rank are gathered anew from their loaded partitions."""
+    kept = getattr(optimizer, "persistent_parameters", None)
+    if type(optimizer).__name__ == STAGE3 and kept:
+        kept[0].partition(kept)
 
 
-def _masters(engine: Any, module: Captured, context: Context) -> Iterator[Master]:
-    """What the base optimizer steps, group by group."""
-    optimizer = engine.optimizer
-    kind = type(optimizer).__name__
-    names: dict[int, str] = {}
-    for part in module.tensors:  # the first name of a tied one
-        names.setdefault(id(part.tensor), part.name)
-    groups = _base_optimizer(engine).param_groups
-    if kind == "DeepSpeedZeroOptimizer":
-        for index, group in enumerate(groups):
-            parameters = optimizer.round_robin_bit16_groups[index]
-            padded = getattr(optimizer, "round_robin_bit16_offsets", None)  # older versions do not pad
-            offsets = _packed(parameters) if padded is None else padded[index]
-            yield _partition(index, group, _cut(parameters, offsets, _bounds(optimizer, index), names))
-    elif kind == "BF16_Optimizer":
-        for index, group in enumerate(groups):
-            parameters = optimizer.bf16_groups[index]
-            yield _partition(
-                index, group, _cut(parameters, _packed(parameters), _bounds(optimizer, index), names)
-            )
-    elif kind == "FP16_Optimizer":
-        for index, group in enumerate(groups):
-            parameters = optimizer.fp16_groups[index]
-            whole = (0, group["params"][0].numel())
-            yield _partition(index, group, _cut(parameters, _packed(parameters), whole, names))
-    elif kind == "FP16_UnfusedOptimizer" or optimizer is _base_optimizer(engine):
-        own = optimizer is _base_optimizer(engine)
-        for index, group in enumerate(groups):
-            models = group["params"] if own else optimizer.fp16_groups[index]
-            for place, (master, parameter) in enumerate(zip(group["params"], models, strict=True)):
-                yield Master(key=f"{index}.{place}", tensor=master, ranges=None, name=names[id(parameter)],
-                              is_parameter=own)  # fmt: skip
-    else:
-        raise UnsupportedValue(
-            f"the optimizer {kind} is not known to the DeepSpeed adapter", where=context.path
-        )
+def _parameter_of(name: str) -> str:
+    """The parameter's name in a tensor's: ``state.<parameter>.<key>`` or ``<kind>.<parameter>``."""
+    kind, _, rest = name.partition(".")
+    return rest.rpartition(".")[0] if kind == "state" else rest
 
 
-def _partition(index: int, group: Mapping[str, Any], ranges: tuple[Range, ...]) -> Master:
-    (tensor,) = group["params"]
-    return Master(key=f"{index}.0", tensor=tensor, ranges=ranges)
-
-
-def _packed(parameters: Sequence[torch.Tensor]) -> list[int]:
-    """Where each parameter begins when they lie one behind the other."""
-    return [0, *itertools.accumulate(parameter.numel() for parameter in parameters)][:-1]
-
-
-def _bounds(optimizer: Any, index: int) -> tuple[int, int]:
-    """Which part of a group's flat buffer is this rank's."""
-    length = optimizer.optimizer.param_groups[index]["params"][0].numel()
-    place = torch.distributed.get_rank(group=optimizer.real_dp_process_group[index])
-    return place * length, (place + 1) * length
-
-
-def _cut(
-    parameters: Sequence[torch.Tensor],
-    offsets: Sequence[int],
-    bounds: tuple[int, int],
-    names: Mapping[int, str],
-) -> tuple[Range, ...]:
-    """The ranges of a group's parameters that lie within ``bounds`` of its flat buffer."""
-    begin, end = bounds
-    ranges = []
-    for parameter, offset in zip(parameters, offsets, strict=True):
-        first, last = max(begin, offset), min(end, offset + parameter.numel())
-        if first < last:
-            ranges.append(
-                Range(
-                    name=names[id(parameter)],
-                    shape=tuple(parameter.shape),
-                    param_start=first - offset,
-                    master_start=first - begin,
-                    length=last - first,
-                )
-            )
-    return tuple(ranges)
-
-
-def _plain(engine: Any, masters: tuple[Master, ...]) -> dict[str, Any]:
-    base = _base_optimizer(engine)
+def _plain(engine: Any, module: Captured, masters: tuple[Master, ...]) -> dict[str, Any]:
     scheduler = engine.lr_scheduler
     return {
         "schema": _SCHEMA,
-        "shape": _shape(engine, masters),
         "engine": {name: getattr(engine, name) for name in _COUNTERS},
-        "groups": [
-            {key: item for key, item in group.items() if key != "params"} for group in base.param_groups
-        ],
-        "state": {
-            master.key: describe(master, base.state[master.tensor])
-            for master in masters
-            if master.tensor in base.state
-        },
+        "optimizer": plain_of(base_optimizer(engine), masters, names=group_names(engine, module)),
         "scaler": _scaler(engine.optimizer),
         "lr_scheduler": scheduler.state_dict() if scheduler is not None else None,
     }
 
 
-def _shape(engine: Any, masters: tuple[Master, ...]) -> dict[str, Any]:
-    """What must be equal for a checkpoint to fit; other partitionings come with resharding."""
-    return {
-        "zero_stage": int(engine.zero_optimization_stage()),
-        "optimizer": type(engine.optimizer).__name__,
-        "base_optimizer": type(_base_optimizer(engine)).__name__,
-        "data_parallel_ranks": int(engine.dp_world_size),
-        "masters": len(masters),
-        "elements": sum(master.tensor.numel() for master in masters),
-    }
-
-
-def _compare_shape(now: Mapping[str, Any], plain: Any, context: Context) -> None:
-    if not isinstance(plain, dict) or plain.get("schema") != _SCHEMA:
+def _saved_optimizer(plain: Any, context: Context) -> dict[str, Any] | None:
+    if not isinstance(plain, dict) or plain.get("schema", _SCHEMA) != _SCHEMA:
         raise StateMismatch("this is not a DeepSpeed engine of a known schema", where=context.path)
-    then = plain["shape"]
-    changed = tuple(
-        f"{key}: saved {then.get(key)}, now {now[key]}" for key in now if then.get(key) != now[key]
-    )
-    if changed:
-        raise StateMismatch(
-            f"the engine differs from the saved one: {'; '.join(changed)}",
-            changed=changed,
-            where=context.path,
-            hint="start with the configuration and the number of ranks that it was saved with",
-        )
+    found = plain["optimizer"]
+    assert found is None or isinstance(found, dict)
+    return found
 
 
-def _set_options(group: dict[str, Any], options: Mapping[str, Any]) -> None:
+def _set_options(group: dict[str, Any], options: Mapping[str, Any], *, new: bool) -> None:
+    """Set a group's options; those that it does not have yet only if ``new``."""
     for key, item in options.items():
+        if key == "params" or (key not in group and not new):
+            continue
         if isinstance(group.get(key), torch.Tensor):
             group[key].copy_(torch.as_tensor(item))
         else:

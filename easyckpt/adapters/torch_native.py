@@ -12,7 +12,7 @@ neither happens here. Parameters have the names that the modules in the state gi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from easyckpt.adapters.watch import OptimizerWatch, watch_module
 from easyckpt.errors import StateMismatch, UnsupportedValue
 from easyckpt.plain import Frozen
 
-__all__ = ["ADAPTERS", "ModuleAdapter", "OptimizerAdapter", "StatefulAdapter"]
+__all__ = ["ADAPTERS", "ModuleAdapter", "OptimizerAdapter", "StatefulAdapter", "compare_groups"]
 
 _EXTRA_STATE = "_extra_state"
 
@@ -197,7 +197,8 @@ class OptimizerAdapter:
     def prepare(self, value: Optimizer, saved: SavedPart, context: Context) -> None:
         """Create the moments that were saved and are not there, drop those that were not saved."""
         names = _parameter_names(value, context)
-        _compare_groups(value, saved.plain, names, context)
+        have = [[names[id(p)] for p in group["params"]] for group in value.param_groups]
+        compare_groups(type(value).__name__, have, plain=saved.plain, context=context)
         by_name = {names[id(p)]: p for group in value.param_groups for p in group["params"]}
         for owner in [key for key in value.state if isinstance(key, torch.Tensor)]:
             wanted = saved.plain["tensors"].get(names.get(id(owner), ""), [])
@@ -255,16 +256,28 @@ def _parameter_names(optimizer: Optimizer, context: Context) -> dict[int, str]:
     return names
 
 
-def _compare_groups(optimizer: Optimizer, plain: Any, names: dict[int, str], context: Context) -> None:
+def compare_groups(
+    kind: str, have: Sequence[Sequence[str]], *, plain: Mapping[str, Any], context: Context
+) -> None:
+    """Whether an optimizer can take what was saved.
+
+    Args:
+        kind: the optimizer's class.
+        have: names of the parameters in each of its groups.
+        plain: what was saved.
+        context: of the load; one that is not strict takes all.
+
+    Raises:
+        StateMismatch: it is of another class or has other groups.
+    """
     if not context.strict:
         return
-    if plain["class"] and type(optimizer).__name__ != plain["class"]:  # an import does not know it
+    if kind != plain["class"]:
         raise StateMismatch(
-            f"an optimizer {type(optimizer).__name__} cannot take the state of {plain['class']}",
+            f"an optimizer {kind} cannot take the state of {plain['class']}",
             changed=(context.path,),
             where=context.path,
         )
-    have = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
     saved = [list(group["params"]) for group in plain["groups"]]
     if list(map(sorted, have)) == list(map(sorted, saved)):
         return
