@@ -23,7 +23,7 @@ from easyckpt.saver.protocol import Begin, Failure, Key, LoadOffer, LoadWant, Me
 from easyckpt.saver.reshape import Reshaper
 from easyckpt.saver.restore import Restorer
 from easyckpt.saver.stock import Stock
-from easyckpt.saver.upkeep import Upkeep
+from easyckpt.saver.upkeep import UNFORESEEN, Upkeep
 from easyckpt.tiers import MEMORY
 
 __all__ = ["Ready", "ResumeHost", "Resumes"]
@@ -200,7 +200,7 @@ class Resumes:
         """Offer the step to this node's ranks, and put together what they want."""
         await self._upkeep.ready.wait()
         stock: Stock | None = None
-        error: EasyckptError | None = None
+        error: EasyckptError | None = SaverUnavailable(UNFORESEEN)
         try:
             stock = load.stock = await self._open(order, order.sources, key=order.from_key)
             load.offers = await self._reshaper.offers(
@@ -224,10 +224,14 @@ class Resumes:
                     piece.unpin()
                 return
             load.made = made
+            error = None
         except EasyckptError as trouble:
             error = trouble
-        if load.prepare is not order:
-            return
+        finally:
+            if load.prepare is order:
+                self._report(order, stock, error)
+
+    def _report(self, order: Prepare, stock: Stock | None, error: EasyckptError | None) -> None:
         failed = tuple(stock.struck) if stock is not None and error is not None else ()
         self._send(
             Prepared(

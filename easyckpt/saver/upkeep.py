@@ -22,7 +22,7 @@ from easyckpt.saver.peering import Members, Persisted, PersistStep, Replicated, 
 from easyckpt.saver.protocol import Begin, Key, Message
 from easyckpt.saver.replicate import Dialer, digest_piece, put
 
-__all__ = ["Upkeep"]
+__all__ = ["UNFORESEEN", "Upkeep"]
 
 UNFORESEEN = "an error that nobody foresaw; see the saver's log on this node"
 

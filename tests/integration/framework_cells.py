@@ -2,9 +2,9 @@
 
     framework_cells.py FOLDER        reads one cell a line on stdin (JSON), answers with one line each
 
-A cell is ``{"kind", "dtype", "ranks", "job", "root", "do", …}``. Its ranks are children of this process, so that
-their saver, which belongs to the launcher and the job's name, is found again by the next cell of that job: with
-another number of ranks, or another framework. ``do`` is one of
+A cell is ``{"kind", "dtype", "ranks", "job", "root", "do", …}``. Its ranks are children of this process, so
+that their saver, which belongs to the launcher and the job's name, is found again by the next cell of that
+job: with another number of ranks, or another framework. ``do`` is one of
 
 * ``save``: train ``steps``, save, write the logical tensors to ``expect``;
 * ``load``: another training loads and compares with ``expect``; ``close`` ends the saver;

@@ -1,7 +1,7 @@
 """One small training under DDP, FSDP2 and ZeRO 1 to 3, built alike. Imported by `framework_cells.py` alone.
 
-The net has odd sizes, so that shards and partitions are uneven and some are empty. All of it is made from seeds, so
-that two runs of one kind do the same arithmetic.
+The net has odd sizes, so that shards and partitions are uneven and some are empty. All of it is made from
+seeds, so that two runs of one kind do the same arithmetic.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import easyckpt
+
+# Its C++ extension takes minutes to build; without it, DeepSpeed's collectives are gloo's.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 KINDS = ("ddp", "fsdp2", "zero1", "zero2", "zero3")
 MOMENTS = ("exp_avg", "exp_avg_sq")
