@@ -24,6 +24,7 @@ from aimaster.agent.ending import Ending, durable_line, ending_of
 from aimaster.agent.ground import Ground, prepare_ground
 from aimaster.agent.lookout import Lookout
 from aimaster.agent.meeting import Meeting
+from aimaster.agent.outlook import look_out
 from aimaster.agent.reaper import Reaper
 from aimaster.agent.rundir import imports_cache
 from aimaster.agent.signals import meaning, watch_signals
@@ -118,18 +119,16 @@ class Agent:
             saver=self._saver,
             report=self._report,
         )
-        self._witness = Witness(
-            self._workers.ranks,
-            spy=Spy(own=self._reaper.own, disown=self._reaper.disown),
-            clock=ObservedClock(),
-        )
+        spy = Spy(own=self._reaper.own, disown=self._reaper.disown)
+        self._outlook = look_out(config, os.environ, spy)
+        self._witness = Witness(self._workers.ranks, spy=spy, clock=ObservedClock())
         self._standing = Standing(
             config,
             ground,
             duties=self._duties,
             workers=self._workers,
             saver=self._saver,
-            witness=self._witness,
+            sights=(self._outlook, self._witness),
             master_pid=lambda: self._meeting.master_pid,
         )
         self._endpoint: Endpoint | None = None
@@ -157,6 +156,7 @@ class Agent:
     async def _live(self) -> EndNode | AimasterError:
         """Start, work, and find out what ends it."""
         self._workers.prepare_template()
+        say(str(self._outlook))
         starting = asyncio.create_task(self._start(), name="start")
         first: Endpoint | AimasterError = await self._first(starting, self._stopping())
         if not isinstance(first, Endpoint):

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from aimaster.agent.duties import Duties
 from aimaster.agent.ground import Ground
+from aimaster.agent.outlook import Outlook
 from aimaster.agent.rundir import PROCESSES_FILE
 from aimaster.agent.witness import Witness
 from aimaster.agent.workers import Workers
@@ -35,7 +36,7 @@ class Standing:
         duties: Duties,
         workers: Workers,
         saver: NodeSaver,
-        witness: Witness,
+        sights: tuple[Outlook, Witness],
         master_pid: Callable[[], int | None],
     ) -> None:
         self._config = config
@@ -43,7 +44,7 @@ class Standing:
         self._duties = duties
         self._workers = workers
         self._saver = saver
-        self._witness = witness
+        self._outlook, self._witness = sights
         self._master_pid = master_pid
         self._written: tuple[ProcessInfo, ...] | None = None
 
@@ -97,7 +98,9 @@ class Standing:
 
     def notes(self) -> tuple[str, ...]:
         """What is not as it should be on this node, or only almost."""
-        notes = [f"workers start {self._workers.warmth()}"]
+        notes = [f"workers start {self._workers.warmth()}", str(self._outlook)]
+        if self._witness.trouble:
+            notes.append(self._witness.trouble)
         if self._saver.trouble:
             notes.append(self._saver.trouble)
         if self._config.program.command_on is CommandOn.FIRST and self._config.nodes.max > 1:

@@ -102,6 +102,11 @@ class Witness:
         self.clock = clock
         self._watched: dict[int, _Watched] = {}
 
+    @property
+    def trouble(self) -> str:
+        """What turned out not to be possible here; empty where nothing did."""
+        return self._spy.trouble
+
     async def run(self) -> None:
         """Look until cancelled."""
         while True:

@@ -164,6 +164,7 @@ class HangWatch:
             if rank.steps != known.get(rank.rank, 0):
                 attempt.moved_s = max(attempt.moved_s, now - rank.sight.still_s)
                 attempt.stepped = attempt.stepped or rank.steps > 0
+                attempt.debugged_s = None
             if rank.step is not None:
                 attempt.newest_step = max(attempt.newest_step or 0, rank.step)
         if report.node == next(iter(attempt.heard)):

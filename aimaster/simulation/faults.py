@@ -27,6 +27,7 @@ class FaultKind(Enum):
     CRASH_MASTER = "crash_master"
     CRASH_BEFORE_EFFECTS = "crash_before_effects"  # journalled, not carried out
     STALL_MASTER = "stall_master"
+    HANG_WORKERS = "hang_workers"  # they make no step any more, and the master finds that out
 
 
 SPLITTING = frozenset(
@@ -96,6 +97,7 @@ class Striker:
             FaultKind.CRASH_MASTER: self._crash,
             FaultKind.CRASH_BEFORE_EFFECTS: self._crash_before_effects,
             FaultKind.STALL_MASTER: lambda node, fault: self._master.stall(fault.lasts_s),
+            FaultKind.HANG_WORKERS: self._hang,
         }
 
     def plan(self, faults: Sequence[Fault]) -> None:
@@ -151,6 +153,11 @@ class Striker:
     def _crash_before_effects(self, node: SimNode, fault: Fault) -> None:
         last = self._master.journal.last()
         self._master.crash_before_effects_of.add((last.seq if last else 0) + self._random.randint(1, 4))
+
+    def _hang(self, node: SimNode, fault: Fault) -> None:
+        """The verdict may come late: by then another generation may have begun."""
+        generation = self._master.machine.state.job.generation
+        self._timeline.after(fault.lasts_s, lambda: self._master.find_hang(node, generation))
 
     def _boot_master(self) -> None:
         if not self._master.up:

@@ -19,6 +19,7 @@ from aimaster.core.commands import (
 from aimaster.core.detector import Detector, DetectorConfig
 from aimaster.core.events import (
     Event,
+    HangKind,
     JobDeclared,
     NodeDied,
     NodeEvent,
@@ -26,9 +27,11 @@ from aimaster.core.events import (
     NodeLeft,
     TimerFired,
     TimerKind,
+    WorkersHung,
 )
 from aimaster.core.machine import Machine
 from aimaster.core.policy import Policy
+from aimaster.core.state import JobPhase
 from aimaster.ids import Generation, Incarnation, NodeId
 from aimaster.journal.base import Record
 from aimaster.journal.memory import MemoryJournal
@@ -146,6 +149,22 @@ class SimMaster:
     def hear_beat(self, node: SimNode, life: Incarnation) -> None:
         """A node sends a heartbeat."""
         node.link.send("up", lambda: self._when_free(lambda: self._beat(node, life)))
+
+    def find_hang(self, node: SimNode, generation: Generation) -> None:
+        """What the hang detection would say, if that generation runs and the master is there to look."""
+        job = self.machine.state.job
+        if self.up and job.phase is JobPhase.RUNNING:
+            self._step(
+                WorkersHung(
+                    generation=generation,
+                    kind=HangKind.DEADLOCK,
+                    node=node.id,
+                    culprits=(),
+                    stalled_s=4.0,
+                    limit_s=3.0,
+                    step=None,
+                )
+            )
 
     def _when_free(self, action: Callable[[], None]) -> None:
         master_life = self.lives

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from aimaster.core.detector import DetectorConfig
-from aimaster.core.events import JobDeclared, WorkerExited
+from aimaster.core.events import JobDeclared, WorkerExited, WorkersHung
 from aimaster.core.policy import (
     EXIT_BUDGET,
     EXIT_USER_ERROR,
@@ -212,7 +212,8 @@ class _World:
         failed = sum(
             1
             for entry in self.master.journal.entries()
-            if isinstance(entry.record.event, WorkerExited) and not entry.record.event.ok
+            if (isinstance(entry.record.event, WorkerExited) and not entry.record.event.ok)
+            or isinstance(entry.record.event, WorkersHung)
         )
         capped = self.options.max_restarts is not None
         deserved = {

@@ -213,6 +213,8 @@ def watch_a_job(
     random = Random(seed)
     job = _Job(random, random.choice((2, 3, 8)), config if config is not None else HangConfig())
     scale = random.choice((0.5, 1.0, 5.0, 50.0, 200.0))
+    scale_max = 5.0 if kind == "busy" else 300.0  # the limit for work is twenty of these and more
+    scale = min(scale, scale_max)
     with_optimizer = kind is not None or random.random() > 0.05
     alarms: list[WorkersHung] = []
     pauses = 0
@@ -235,7 +237,7 @@ def watch_a_job(
                 job.step()
             _pause(random, job, spend)
         if random.random() < 0.1:
-            scale *= random.uniform(0.9, 1.3) if scale < 300.0 else 0.5  # slower and slower
+            scale *= random.uniform(0.9, 1.3) if scale < scale_max else 0.5  # slower and slower
     hours = job.now / 3600
     if kind is None:
         _finish_apart(random, job, spend)

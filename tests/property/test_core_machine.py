@@ -10,6 +10,7 @@ from aimaster.core.events import (
     AgentPhase,
     Event,
     FirstStepDone,
+    HangKind,
     JobDeclared,
     NodeDied,
     NodeFailed,
@@ -26,6 +27,7 @@ from aimaster.core.events import (
     TimerFired,
     TimerKind,
     WorkerExited,
+    WorkersHung,
     WorkersStarted,
 )
 from aimaster.core.invariants import violations
@@ -82,6 +84,16 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(NodeFailed, **IN_GENERATION, what=st.text(max_size=5)),
     st.builds(Restored, **IN_GENERATION, rank=st.integers(0, 3), step=STEPS, tier=st.sampled_from(Tier)),
     st.builds(FirstStepDone, **IN_GENERATION, step=STEPS),
+    st.builds(
+        WorkersHung,
+        generation=GENERATIONS,
+        kind=st.sampled_from(HangKind),
+        node=NODES,
+        culprits=st.lists(st.integers(0, 3), max_size=2).map(tuple),
+        stalled_s=st.floats(0, 100),
+        limit_s=st.floats(0, 100),
+        step=st.none() | STEPS,
+    ),
     st.builds(StepCommitted, **IN_GENERATION, step=STEPS, durable=st.booleans()),
     st.builds(StopRequested, **ABOUT, kind=st.sampled_from(StopKind), signal=st.just(15)),
     st.builds(TimerFired, timer=st.sampled_from(TimerKind), generation=GENERATIONS),

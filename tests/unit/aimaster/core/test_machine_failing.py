@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from aimaster.core.commands import Prepare, Reason
 from aimaster.core.events import (
+    HangKind,
     NodePrepared,
     NodeSuspected,
     StepCommitted,
@@ -15,8 +17,9 @@ from aimaster.core.events import (
     Tier,
     TimerKind,
     WorkerExited,
+    WorkersHung,
 )
-from aimaster.core.policy import Budget, Cause, Policy, Timeouts
+from aimaster.core.policy import EXIT_BUDGET, EXIT_USER_ERROR, Budget, Cause, Policy, Timeouts
 from aimaster.core.state import JobPhase, NodeState
 from aimaster.ids import Generation, NodeId
 from tests.unit.aimaster.core.play import Play, of, told_to_end, told_to_prepare, told_to_start
@@ -331,3 +334,40 @@ def test_the_newest_generation_is_the_only_one_that_is_prepared() -> None:
     play.join("d")
     generations = [{c.generation for c in of(play.died(node), Prepare)} for node in ("a", "b")]
     assert generations == [{2}, {3}]
+
+
+def hung(play: Play, kind: HangKind = HangKind.STOPPED, **more: Any) -> WorkersHung:
+    """No rank of the generation steps any more."""
+    fields = {"node": NodeId("b"), "culprits": (1,), "stalled_s": 4.0, "limit_s": 3.0, "step": 40}
+    return WorkersHung(generation=play.view().generation, kind=kind, **{**fields, **more})
+
+
+def test_a_hang_ends_the_generation_and_is_charged_to_its_own_budget() -> None:
+    play = Play((2, 2))
+    play.run("a", "b")
+    decision = play.tell(hung(play))
+    assert decision.reason is Reason.WORKERS_HUNG
+    assert told_to_prepare(decision) == ["a", "b"]
+    assert {b.cause: b.used for b in play.view().budgets}[Cause.WORKERS_HUNG] == 1
+    assert play.tell(hung(play)).reason is Reason.STALE  # nothing runs while nodes prepare
+
+
+def test_hangs_that_get_no_further_end_the_job() -> None:
+    play = Play((1, 1))
+    play.run("a")
+    for _ in range(3):  # the first attempt made steps, as none before it had
+        play.tell(hung(play, node=NodeId("a")))
+        play.restart()
+    decision = play.tell(hung(play, node=NodeId("a")))
+    assert told_to_end(decision) == {"a": EXIT_BUDGET}
+    assert "hang" in play.view().sentence
+
+
+def test_a_script_that_hangs_at_its_exit_is_not_started_again() -> None:
+    play = Play((2, 2))
+    play.run("a", "b")
+    play.exited("a", code=0)
+    decision = play.tell(hung(play, HangKind.EXIT))
+    assert decision.reason is Reason.EXIT_HUNG
+    assert set(told_to_end(decision).values()) == {EXIT_USER_ERROR}
+    assert "all other ranks have finished" in play.view().sentence
