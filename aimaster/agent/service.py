@@ -121,7 +121,9 @@ class Agent:
         )
         spy = Spy(own=self._reaper.own, disown=self._reaper.disown)
         self._outlook = look_out(config, os.environ, spy)
-        self._witness = Witness(self._workers.ranks, spy=spy, clock=ObservedClock())
+        self._witness = Witness(
+            self._workers.ranks, folder=ground.run_dir.path, spy=spy, clock=ObservedClock()
+        )
         self._standing = Standing(
             config,
             ground,

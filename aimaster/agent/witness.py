@@ -15,12 +15,13 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from aimaster.agent import counters, proc
+from aimaster.agent import asking, counters, proc
 from aimaster.agent.counters import Counters
 from aimaster.agent.ranks import RankState
 from aimaster.agent.spy import Dump, Spy
-from aimaster.core.sights import Activity, Sight, Wait
+from aimaster.core.sights import COLLECTIVE_CHARS_MAX, Activity, Sight, Wait
 from aimaster.core.stacks import in_loader, kind_of, short, text_of
 from aimaster.rpc.limits import STACKS_MAX
 
@@ -85,6 +86,7 @@ class _Watched:
     looks: int = 0
     next_look_s: float = 0.0
     switches: dict[int, int] = field(default_factory=dict)
+    collective: str = ""
 
 
 class Witness:
@@ -92,12 +94,16 @@ class Witness:
 
     Args:
         ranks: The ranks that are there.
+        folder: The run directory, where ranks answer questions.
         spy: Reads stacks.
         clock: The agent's.
     """
 
-    def __init__(self, ranks: Callable[[], tuple[RankState, ...]], *, spy: Spy, clock: ObservedClock) -> None:
+    def __init__(
+        self, ranks: Callable[[], tuple[RankState, ...]], *, folder: Path, spy: Spy, clock: ObservedClock
+    ) -> None:
         self._ranks = ranks
+        self._folder = folder
         self._spy = spy
         self.clock = clock
         self._watched: dict[int, _Watched] = {}
@@ -119,7 +125,7 @@ class Witness:
         subjects = self._ranks()
         here = {subject.local_rank for subject in subjects}
         for gone in [rank for rank in self._watched if rank not in here]:
-            del self._watched[gone]
+            asking.forget(self._folder, self._watched.pop(gone).pid)
         still = [s for s in subjects if not s.ended and self._note_steps(s, now) >= COUNTERS_AFTER_S]
         if not still:
             return
@@ -157,6 +163,7 @@ class Witness:
             wait=Wait.UNKNOWN if stack is None else stack.wait,
             wait_s=0.0 if stack is None else stack.seen_s - stack.since_s,
             where="" if stack is None else stack.where,
+            collective=watched.collective[:COLLECTIVE_CHARS_MAX],
             stack=index,
         )
 
@@ -164,6 +171,8 @@ class Witness:
         """How long the rank has stood still."""
         steps = subject.record.steps if subject.record else 0
         watched = self._watched.get(subject.local_rank)
+        if watched is not None and watched.pid != subject.pid:
+            asking.forget(self._folder, watched.pid)
         if watched is None or watched.pid != subject.pid or steps < watched.steps:
             self._watched[subject.local_rank] = _Watched(subject.pid, steps, now)
             return 0.0
@@ -201,6 +210,10 @@ class Witness:
         return now - watched.moved_s >= patience_s and now >= watched.next_look_s
 
     async def _read_stack(self, watched: _Watched, children: list[int]) -> None:
+        # The answer to a question is there at the next look, if at all; the last one that was given stays.
+        if watched.looks > 0:
+            watched.collective = asking.answer(self._folder, watched.pid) or watched.collective
+        asking.ask(self._folder, watched.pid)
         dump = await self._spy.dump(watched.pid)
         now = self.clock.now_s
         wait, where = await self._understand(watched, dump, children)

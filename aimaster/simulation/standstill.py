@@ -29,8 +29,8 @@ BACKOFF_S = (1.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 TORN = 0.1
 """Share of looks at the stack of a rank that runs that show something else; one that waits is whole."""
 HURTS = ("stopped", "stuck", "deadlock", "busy")
-HANG_S = 7200.0
-"""How long a hurt job is watched; no limit that it can have learnt is longer."""
+HANG_S = 7500.0
+"""How long a hurt job is watched; three times twenty of its longest pause and more."""
 
 STEPPING_S = 5000.0
 SLOW_STEPS = 30

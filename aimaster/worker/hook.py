@@ -39,6 +39,7 @@ _writer: ProgressWriter | None = None
 _claimed = False
 _handle: Any = None
 _module_list: str | None = None
+_recording = False
 
 
 def autoload() -> None:
@@ -114,10 +115,24 @@ def _after_step(optimizer: Any, args: object, kwargs: object) -> None:
                 return
             _claimed = True
         steps = writer.beat(_group_key(optimizer))
+        if steps == 1 and not _recording:
+            _record()
         if steps in MODULE_LIST_STEPS and _module_list is not None:
             _write_modules(_module_list, done=steps == MODULE_LIST_STEPS[-1])
     except Exception as error:  # noqa: BLE001 - never raises into training
         _give_up(error)
+
+
+def _record() -> None:
+    """Let the agent ask for collectives, if this rank has a process group."""
+    global _recording
+    _recording = True
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available() or not dist.is_initialized():
+        return
+    from aimaster.worker import recorder
+
+    recorder.listen(os.environ["AIMASTER_AGENT"])
 
 
 # torch.compile must not trace it (the attribute is what torch.compiler.disable sets), and is not imported
