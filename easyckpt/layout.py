@@ -167,7 +167,7 @@ def build_layout(specs: Iterable[ChunkSpec], *, state_bytes: int) -> Layout:
         Misuse: a name is taken twice, reserved, or too long.
     """
     wanted = tuple(specs)
-    _check_names(wanted)
+    keys = _check_names(wanted)
     entries: list[tuple[str, str, tuple[int, ...], int, int]] = []  # key, type, shape, begin, end
     places: dict[str, tuple[str, int, int]] = {}  # name → key, begin, end
     cursor = 0
@@ -181,17 +181,19 @@ def build_layout(specs: Iterable[ChunkSpec], *, state_bytes: int) -> Layout:
             pads += 1
             cursor += gap
 
-    owners = [spec for spec in wanted if spec.alias_of is None]
-    large = [spec for spec in owners if spec.byte_count >= ALIGNMENT]
-    small = [spec for spec in owners if spec.byte_count < ALIGNMENT]
+    owners = [
+        (spec, key, spec.byte_count) for spec, key in zip(wanted, keys, strict=True) if spec.alias_of is None
+    ]
+    large = [owner for owner in owners if owner[2] >= ALIGNMENT]
+    small = [owner for owner in owners if owner[2] < ALIGNMENT]
     for group, alignment in ((large, ALIGNMENT), (small, SMALL_ALIGNMENT)):
-        for spec in group:
-            pad_to(alignment if spec.byte_count else 1)
-            end = cursor + spec.byte_count
+        for spec, key, byte_count in group:
+            pad_to(alignment if byte_count else 1)
+            end = cursor + byte_count
             stored = SAFETENSORS_DTYPE.get(spec.dtype)
-            shape = spec.sizes if stored else (spec.byte_count,)
-            entries.append((spec.key, stored or "U8", shape, cursor, end))
-            places[spec.name] = (spec.key, cursor, end)
+            shape = spec.sizes if stored else (byte_count,)
+            entries.append((key, stored or "U8", shape, cursor, end))
+            places[spec.name] = (key, cursor, end)
             cursor = end
     pad_to(SMALL_ALIGNMENT)
     state_begin = cursor
@@ -206,22 +208,27 @@ def build_layout(specs: Iterable[ChunkSpec], *, state_bytes: int) -> Layout:
                    body_bytes=start + cursor, header=header)  # fmt: skip
 
 
-def _check_names(specs: tuple[ChunkSpec, ...]) -> None:
+def _check_names(specs: tuple[ChunkSpec, ...]) -> list[str]:
+    """The key of each."""
     seen: set[str] = set()
     keys: set[str] = set()
+    in_order: list[str] = []
     for spec in specs:
+        key = spec.key
         if spec.name in (STATE_KEY, METADATA_KEY) or spec.name.startswith(PAD_PREFIX):
             raise Misuse("this name is reserved", where=spec.name, hint="rename the key in the state")
         if len(spec.name.encode(errors="surrogatepass")) > NAME_BYTES_MAX:
             raise Misuse(f"a tensor name is longer than {NAME_BYTES_MAX} bytes", where=spec.name[:80] + "…")
         if spec.dtype not in DTYPE_BYTES:
             raise Misuse(f"tensors of type {spec.dtype} cannot be stored", where=spec.name)
-        if spec.name in seen or (spec.alias_of is None and spec.key in keys):
+        if spec.name in seen or (spec.alias_of is None and key in keys):
             raise Misuse("two tensors have this name", where=spec.name, hint="rename one key in the state")
         if spec.alias_of is not None and spec.alias_of not in seen:
             raise Misuse(f"an alias of {spec.alias_of}, which is not there", where=spec.name)
         seen.add(spec.name)
-        keys.add(spec.key)
+        keys.add(key)
+        in_order.append(key)
+    return in_order
 
 
 def _render_header(entries: list[tuple[str, str, tuple[int, ...], int, int]]) -> bytes:

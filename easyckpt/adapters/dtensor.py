@@ -11,6 +11,7 @@ dimension that replicates leaves the box as it is.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -24,9 +25,15 @@ __all__ = ["is_distributed", "local_of", "localise"]
 
 def is_distributed(value: object) -> bool:
     """Whether it is a DTensor; imports nothing."""
+    kind: type[Any] = type(value)
+    return _is_distributed_type(kind)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_distributed_type(kind: type[Any]) -> bool:
     return any(
         base.__name__ == "DTensor" and base.__module__.startswith("torch.distributed.")
-        for base in type(value).__mro__
+        for base in kind.__mro__
     )
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from easyckpt.adapters import gradients
 from easyckpt.adapters.base import Adapter, Captured, Context, SavedPart, SavedTensor, TensorPart
 from easyckpt.adapters.watch import OptimizerWatch, watch_module
 from easyckpt.errors import StateMismatch, UnsupportedValue
@@ -168,6 +169,14 @@ class OptimizerAdapter:
                     beside.setdefault(name, []).extend((key, where))
                 else:
                     state[name][key] = entry
+        pending = gradients.are_pending(value)
+        if pending:
+            tensors.extend(
+                TensorPart(name=f"grad.{names[id(parameter)]}", tensor=parameter.grad)
+                for group in value.param_groups
+                for parameter in group["params"]
+                if parameter.grad is not None
+            )
         in_groups = [
             Frozen([names[id(parameter)] for parameter in group["params"]]) for group in value.param_groups
         ]
@@ -189,9 +198,11 @@ class OptimizerAdapter:
             }
 
         def again() -> Captured | None:
-            return replace(found, plain=plain()) if watch.is_still() else None
+            is_still = watch.is_still() and not gradients.are_pending(value)
+            return replace(found, plain=plain()) if is_still else None
 
-        found = Captured(tensors=tuple(tensors), plain=plain(), again=again if watch.is_possible else None)
+        cheap = watch.is_possible and not pending
+        found = Captured(tensors=tuple(tensors), plain=plain(), again=again if cheap else None)
         return found
 
     def prepare(self, value: Optimizer, saved: SavedPart, context: Context) -> None:
@@ -215,6 +226,10 @@ class OptimizerAdapter:
                 spec = saved.tensors.get(f"state.{name}.{key}")
                 if spec is not None and not _fits(value.state[parameter].get(key), spec):
                     value.state[parameter][key] = _create(spec, parameter, where)
+        for name, parameter in by_name.items():
+            if f"grad.{name}" in saved.tensors and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter, requires_grad=False)
+        gradients.expect(value, pending=any(name.startswith("grad.") for name in saved.tensors))
 
     def finish(self, value: Optimizer, plain: Any, context: Context) -> None:
         """Set what is not a tensor kept in place: hyperparameters, counters, histories."""

@@ -10,15 +10,18 @@ A small rest is copied within ``save`` as well: handing it over costs more.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from easyckpt.adapters import gradients
 from easyckpt.errors import EasyckptError, EnvironmentFault, Misuse
 from easyckpt.handle import SaveHandle
 from easyckpt.layout import Layout, layout_to_dict
@@ -72,6 +75,7 @@ class Stager:
         self._prepared: tuple[RankLink, int] | None = None
         self._closing = threading.Event()
         fence.install()
+        gradients.watch_steps()
         self._stop_listening = fence.listen(self._pace.stepped)
 
     # --- before the saver is asked ---
@@ -87,6 +91,10 @@ class Stager:
                 "a checkpointer cannot be used in a forked process",
                 hint="save and load in the process that made it",
             )
+        with _uncollected():
+            self._capture(state)
+
+    def _capture(self, state: dict[str, Any]) -> None:
         tracked = self._tracker.capture(state)
         captured = self._captured = tracked.capture
         layout = self._layout
@@ -270,6 +278,20 @@ class Stager:
         self._stop_listening()
         self._thread.close()
         self.forget()
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Walking a state makes some objects for each tensor and no garbage cycles; the collector would look
+    through
+    all of them again and again, which takes longer than the walk."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _touched(plan: CopyPlan, whole: torch.Tensor, pages: PageTable) -> list[Piece]:
