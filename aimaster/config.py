@@ -254,6 +254,8 @@ class PathsConfig:
     """Base of the run folders; None is the default place, see `aimaster.agent.rundir.default_base`."""
     state_dir: Path | None = None
     """Folder of what outlives the job (journal, logs); None is the default place."""
+    rules: Path | None = None
+    """Diagnosis rules of the user's own; kept with the job's journal."""
     secret_file: Path | None = None
     secret_in_env: bool = False
     """Whether `AIMASTER_JOB_SECRET` is set; its value stays in the environment."""

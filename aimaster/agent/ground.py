@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from aimaster.agent.address import LOOPBACK, address_towards, is_this_machine
 from aimaster.agent.rundir import (
+    RULES_FILE,
     RunDir,
     claim_run_dir,
     default_base,
@@ -97,6 +99,14 @@ def _state_dir(config: RunConfig, env: Mapping[str, str]) -> Path:
     given = config.paths.state_dir
     state_dir = (given or default_state_dir(env, config.rendezvous.job_id)).absolute()
     make_private(state_dir)
+    if config.paths.rules is not None:
+        # Beside the journal, where `aimaster explain` finds them long after the job.
+        try:
+            shutil.copyfile(config.paths.rules, state_dir / RULES_FILE)
+        except shutil.SameFileError:
+            pass
+        except OSError as error:
+            raise folder_error(error, state_dir) from error
     if given is None:
         prune_states(state_dir.parent, keep=state_dir)
     return state_dir

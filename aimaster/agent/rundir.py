@@ -38,6 +38,8 @@ SOCKET_NAME_BYTES_MAX = 24
 LOCK_NAME = "agent.lock"
 ENDPOINT_FILE = "endpoint.json"
 """How `aimaster status` finds the master."""
+RULES_FILE = "rules.yaml"
+"""A job's own diagnosis rules, in its state directory."""
 PROCESSES_FILE = "processes.json"
 """The node's processes, for when the master does not answer."""
 JOB_FILES = frozenset({"secret"})

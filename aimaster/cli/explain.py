@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from aimaster.agent.rundir import RULES_FILE
 from aimaster.cli.journals import journal_path, read_entries
 from aimaster.cli.story import Story, tell
 from aimaster.core.diagnosis import Rule
@@ -24,8 +25,6 @@ from aimaster.rules.table import load_rules
 __all__ = ["explain", "show_events"]
 
 SCHEMA = 1
-RULES_FILE = "rules.yaml"
-"""A job's own rules, in its state directory."""
 
 Plain = dict[str, object]
 

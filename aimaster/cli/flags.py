@@ -58,6 +58,10 @@ OWN_FLAGS: tuple[Flag, ...] = (
         help="folder of what outlives the job: journal, logs",
     ),
     Flag(
+        names=("--rules",), env=("AIMASTER_RULES",), kind=Kind.TEXT, metavar="FILE", group=_PLACES,
+        help="causes of failures that `aimaster explain` looks for before its own",
+    ),
+    Flag(
         names=("--secret-file",), env=("AIMASTER_SECRET_FILE",), kind=Kind.TEXT, metavar="FILE",
         group=_PLACES, help="secret shared by the nodes of the job; or AIMASTER_JOB_SECRET holds it",
     ),

@@ -31,12 +31,17 @@ def check_before_start(config: RunConfig, *, stderr: TextIO) -> None:
         TorchMissing: Workers are to be forked from a process that has imported torch, and there is none.
         UserError: The script does not compile.
         FolderUnusable: The checkpoint or log folder cannot be made or written.
+        UsageError: The rules cannot be read, or a row of them is wrong.
         NoSpace: Making a folder needs space that is not there.
     """
     source = _find(config.program)
     _need_torch(config)
     if source is not None and config.program.python is None:
         _compile(source, stderr)
+    if config.paths.rules is not None:
+        from aimaster.rules.table import read_table  # YAML is for those who bring rules
+
+        read_table(config.paths.rules)
     if config.checkpoint.ckpt_dir is not None and "://" not in config.checkpoint.ckpt_dir:
         _folder(Path(config.checkpoint.ckpt_dir), "--ckpt-dir")
     if config.stdio.log_dir is not None and str(config.stdio.log_dir) != os.devnull:

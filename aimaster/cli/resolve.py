@@ -202,6 +202,7 @@ def _paths(values: Values) -> PathsConfig:
     return PathsConfig(
         run_dir=values.path("run_dir"),
         state_dir=values.path("state_dir"),
+        rules=values.path("rules"),
         secret_file=values.path("secret_file"),
         secret_in_env=bool(values.env.get("AIMASTER_JOB_SECRET")),
         insecure=values.switch("insecure"),

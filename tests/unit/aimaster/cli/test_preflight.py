@@ -12,7 +12,7 @@ import pytest
 
 from aimaster.cli.preflight import check_before_start
 from aimaster.cli.run import config_from
-from aimaster.errors import AimasterError, ExitCode, FolderUnusable, ScriptMissing, UserError
+from aimaster.errors import AimasterError, ExitCode, FolderUnusable, ScriptMissing, UsageError, UserError
 
 
 def look(*words: str) -> str:
@@ -148,3 +148,12 @@ def test_unusable_folders(script: Path, flag: str, place: str) -> None:
     assert caught.value.exit_code is ExitCode.SETUP
     assert flag in str(caught.value)
     assert caught.value.next_step
+
+
+def test_wrong_rules_end_before_anything_starts(script: Path) -> None:
+    rules = script.with_name("own.yaml")
+    rules.write_text("- {name: a, match: {text: '('}, cause: c, blame: user, retry: once, do: d}")
+    with pytest.raises(UsageError, match=r"own\.yaml, row 1"):
+        look("--rules", str(rules), "train.py")
+    rules.write_text("- {name: a, match: {text: x}, cause: c, blame: user, retry: once, do: d}")
+    assert look("--rules", str(rules), "train.py") == ""

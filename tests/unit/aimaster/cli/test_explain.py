@@ -1,0 +1,130 @@
+"""`aimaster explain` and `aimaster events`: the story of an incident, from a journal and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from aimaster.cli.app import app
+from aimaster.core.events import HangKind, StackGroup, WorkersHung
+from aimaster.core.sights import Activity, Wait
+from aimaster.errors import AimasterError, UsageError
+from aimaster.ids import NodeId
+from aimaster.journal.sqlite import SqliteJournal
+from tests.unit.aimaster.core.play import Play
+from tests.unit.aimaster.journal.stories import a_job, write
+
+
+def folder_of(play: Play, folder: Path) -> Path:
+    with SqliteJournal.open(folder / "journal.db") as journal:
+        write(journal, play)
+    return folder
+
+
+def call(*words: str | Path) -> str:
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.stdout
+
+
+def explained(folder: Path, *words: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(call("explain", *words, "--json", "--state-dir", folder))
+    return found
+
+
+def test_the_first_cause_is_told_and_the_echo_is_called_one(tmp_path: Path) -> None:
+    play = Play((2, 2))
+    play.run("a", "b")
+    current = play.view().generation
+    play.exited(
+        "a", code=1, error="RuntimeError: gloo/transport/tcp/pair.cc:547 Connection closed by peer", step=40
+    )
+    play.exited("b", code=1, error="OSError: [Errno 28] No space left on device", step=40, generation=current)
+    play.restart()
+    play.stepped("a", 41)
+    story = explained(folder_of(play, tmp_path))
+    assert (story["rule"], story["blame"], story["who"]) == ("disk_full", "storage", "rank 1 on b")
+    assert any("peer_closed" in line for line in story["echoes"])
+    assert story["incident"]["recovered_s"] is not None
+    assert [phase["phase"] for phase in story["downtime"]] == [
+        "stop and prepare",
+        "start, load and first step",
+    ]
+
+
+def test_a_hang_is_told_with_its_stacks_and_limit(tmp_path: Path) -> None:
+    play = Play((2, 2))
+    play.run("a", "b")
+    groups = (
+        StackGroup(
+            ranks="0", activity=Activity.IDLE, wait=Wait.COLLECTIVE, where="backward",
+            collective="all_reduce #41", stack="backward (/x/_tensor.py:1)\n<module> (/x/train.py:9)",
+        ),
+        StackGroup(
+            ranks="1", activity=Activity.STOPPED, wait=Wait.OTHER, where="<module>", collective="", stack=""
+        ),
+    )  # fmt: skip
+    play.tell(
+        WorkersHung(
+            generation=play.view().generation, kind=HangKind.STOPPED, node=NodeId("b"), culprits=(1,),
+            stalled_s=3.5, limit_s=3.0, step=40, groups=groups,
+        )
+    )  # fmt: skip
+    folder = folder_of(play, tmp_path)
+    text = call("explain", "--state-dir", folder)
+    for part in ("no rank made a step for 3.5 s after step 40", "rank 1 on b", "all_reduce #41", "limit 3 s"):
+        assert part in text
+    story = explained(folder)
+    assert (story["rule"], story["incident"]["kind"]) == ("rank_stopped", "worker_hung")
+    assert story["incident"]["hang"]["groups"][0]["collective"] == "all_reduce #41"
+    assert story["downtime"][0] == {"phase": "detect", "seconds": 3.5}
+
+
+def test_any_incident_may_be_asked_for_and_the_others_are_named(tmp_path: Path) -> None:
+    folder = folder_of(a_job(), tmp_path)
+    assert explained(folder)["incident"]["id"] == 2
+    assert explained(folder, "1")["rule"] == "killed"
+    assert "1: worker_killed" in call("explain", "--state-dir", folder)
+    with pytest.raises(UsageError, match="no incident 7"):
+        call("explain", "7", "--state-dir", folder)
+
+
+def test_own_rules_speak_first_from_a_flag_or_from_the_jobs_folder(tmp_path: Path) -> None:
+    folder = folder_of(a_job(), tmp_path)
+    own = tmp_path / "own.yaml"
+    own.write_text("- {name: ours, match: {signal: 9}, cause: us, blame: user, retry: once, do: ask}")
+    assert explained(folder, "1", "--rules", str(own))["rule"] == "ours"
+    own.rename(folder / "rules.yaml")
+    assert explained(folder, "1")["rule"] == "ours"
+
+
+def test_events_are_one_line_each(tmp_path: Path) -> None:
+    play = a_job()
+    folder = folder_of(play, tmp_path)
+    lines = call("events", "--state-dir", folder).splitlines()
+    assert len(lines) == len(play.seen)
+    assert "worker failed: rank 1 on b by signal 9" in "\n".join(lines)
+    rows = [
+        json.loads(line)
+        for line in call("events", "--json", "--last", "3", "--state-dir", folder).splitlines()
+    ]
+    assert [row["seq"] for row in rows] == list(range(len(play.seen) - 2, len(play.seen) + 1))
+    assert all(row["schema"] == 1 and row["event"]["is"] for row in rows)
+
+
+def test_a_job_without_incidents_and_no_job_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Play((1, 1))
+    play.run("a")
+    assert "no incident" in call("explain", "--state-dir", folder_of(play, tmp_path))
+    assert explained(tmp_path)["incident"] is None
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "empty"))
+    for words in (("explain",), ("events",), ("explain", "--job-id", "nobody")):
+        with pytest.raises(AimasterError):
+            call(*words)
+    with pytest.raises(UsageError):
+        call("explain", "--job-id", "../x")
