@@ -1,6 +1,8 @@
 # Two commands for a new user: `make demo` and `make test`. Both set everything up first.
 PYTHON ?= python3
 VENV := .venv/bin
+# Most tests wait for processes; several of them at a time is what makes them short.
+PYTEST := $(VENV)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-fast lint format proto clean
@@ -16,10 +18,10 @@ demo: venv  ## train under faults: a killed worker, then a lost node; writes bui
 	@$(VENV)/python examples/hello_deepspeed/demo.py
 
 test: venv  ## run all tests
-	@$(VENV)/python -m pytest
+	@$(PYTEST)
 
 test-fast: venv  ## run the tests that take no longer than a few seconds each
-	@$(VENV)/python -m pytest -m "not slow"
+	@$(PYTEST) -m "not slow"
 
 lint: venv  ## ruff and mypy
 	@$(VENV)/ruff check .
