@@ -31,6 +31,7 @@ from easyckpt.errors import (
     StorageError,
     StorageMissing,
 )
+from easyckpt.late import all_generations
 from easyckpt.manifest import (
     FRAGMENT_BYTES_MAX,
     MANIFEST_BYTES_MAX,
@@ -40,12 +41,10 @@ from easyckpt.manifest import (
     Manifest,
 )
 from easyckpt.paths import (
-    GENERATIONS_FOLDER,
     LATEST_PATH,
     ROOT_PATH,
     generation_path,
     manifest_path,
-    parse_generation,
 )
 from easyckpt.records import SMALL_BYTES_MAX, GenerationRecord, LatestHint, RootRecord
 from easyckpt.storage.base import Storage
@@ -124,12 +123,7 @@ def next_generation(storage: Storage) -> int:
 
     Two lives that ask at once get the same answer; `record_generation` lets one of them through.
     """
-    numbers = (parse_generation(entry.path) for entry in storage.list(GENERATIONS_FOLDER))
-    following = max((number for number in numbers if number is not None), default=0) + 1
-    # A store may list late what is there by name already.
-    while storage.exists(generation_path(following)):
-        following += 1
-    return following
+    return max(all_generations(storage), default=0) + 1
 
 
 def record_generation(storage: Storage, record: GenerationRecord) -> None:

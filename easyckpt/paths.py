@@ -9,6 +9,9 @@
     manifests/s000000000100-g00000003.json                          a committed step
     tombstones/s000000000100-g00000003-by00000004.json              a step that retention took back
     latest.json                                                     a hint
+    scrub.json                                                      what was read back, and when
+    pins/s000000000100.json                                         a step that a person keeps
+    quarantine/s000000000100-g00000003.json                         the manifest of a step beyond repair
 
 Numbers are padded with zeros to a least width, so that names sort by number; a longer number is valid. The
 data of a step lies under its generation and step, so that two lives never write to the same name.
@@ -24,7 +27,10 @@ __all__ = [
     "GENERATIONS_FOLDER",
     "LATEST_PATH",
     "MANIFESTS_FOLDER",
+    "PINS_FOLDER",
+    "QUARANTINE_FOLDER",
     "ROOT_PATH",
+    "SCRUB_PATH",
     "TOMBSTONES_FOLDER",
     "DataName",
     "StepName",
@@ -36,7 +42,11 @@ __all__ = [
     "parse_data",
     "parse_generation",
     "parse_manifest",
+    "parse_pin",
+    "parse_quarantine",
     "parse_tombstone",
+    "pin_path",
+    "quarantine_path",
     "step_folder",
     "tombstone_path",
 ]
@@ -47,8 +57,12 @@ GENERATIONS_FOLDER = "generations/"
 MANIFESTS_FOLDER = "manifests/"
 TOMBSTONES_FOLDER = "tombstones/"
 DATA_FOLDER = "data/"
+PINS_FOLDER = "pins/"
+QUARANTINE_FOLDER = "quarantine/"
+SCRUB_PATH = "scrub.json"
 
 _MANIFEST = re.compile(r"manifests/s(\d{12,18})-g(\d{8,18})\.json\Z", re.ASCII)
+_PIN = re.compile(r"pins/s(\d{12,18})\.json\Z", re.ASCII)
 _GENERATION = re.compile(r"generations/(\d{8,18})\.json\Z", re.ASCII)
 _TOMBSTONE = re.compile(r"tombstones/s(\d{12,18})-g(\d{8,18})-by(\d{8,18})\.json\Z", re.ASCII)
 _DATA = re.compile(
@@ -105,6 +119,16 @@ def manifest_path(name: StepName) -> str:
     return f"{MANIFESTS_FOLDER}s{name.step:012d}-g{name.generation:08d}.json"
 
 
+def quarantine_path(name: StepName) -> str:
+    """Where the manifest of a step goes that is beyond repair."""
+    return QUARANTINE_FOLDER + manifest_path(name)[len(MANIFESTS_FOLDER) :]
+
+
+def pin_path(step: int) -> str:
+    """The mark that a person keeps a step."""
+    return f"{PINS_FOLDER}s{step:012d}.json"
+
+
 def generation_path(generation: int) -> str:
     """The record of one life."""
     return f"{GENERATIONS_FOLDER}{generation:08d}.json"
@@ -122,6 +146,19 @@ def parse_manifest(path: str) -> StepName | None:
         return None
     name = StepName(step=int(found[1]), generation=int(found[2]))
     return name if manifest_path(name) == path else None
+
+
+def parse_quarantine(path: str) -> StepName | None:
+    """What the name says, or None."""
+    if not path.startswith(QUARANTINE_FOLDER):
+        return None
+    return parse_manifest(MANIFESTS_FOLDER + path[len(QUARANTINE_FOLDER) :])
+
+
+def parse_pin(path: str) -> int | None:
+    """The step's number, or None."""
+    found = _PIN.match(path)
+    return int(found[1]) if found is not None and pin_path(int(found[1])) == path else None
 
 
 def parse_generation(path: str) -> int | None:

@@ -36,9 +36,11 @@ from easyckpt.paths import (
     StepName,
     manifest_path,
     parse_data,
+    quarantine_path,
     step_folder,
     tombstone_path,
 )
+from easyckpt.pins import pinned_steps
 from easyckpt.records import Tombstone
 from easyckpt.storage.base import Entry, Storage
 from easyckpt.survey import HiddenReason, HiddenStep, Survey, fenced_by, survey
@@ -166,6 +168,8 @@ def prune_report(
         options=options,
         found=survey(storage),
     )
+    if not options.dry_run:
+        run.delete_taken_back()  # on a full disk this makes room for the tombstones to come
     kept, unwanted = run.split(keep)
     anchor: StepName | None = None
     damaged: tuple[StepName, ...] = ()
@@ -209,7 +213,8 @@ class _Prune:
     def split(self, keep: KeepPolicy) -> tuple[list[Manifest], list[Manifest]]:
         """Visible steps that stay, and those that need not; both newest first."""
         manifests = [step.manifest for step in self.found.visible]
-        names = keep.keeps(manifests)
+        pinned = pinned_steps(self.storage)
+        names = keep.keeps(manifests) | {item.name for item in manifests if item.step in pinned}
         kept = [manifest for manifest in manifests if manifest.name in names]
         return kept, [manifest for manifest in manifests if manifest.name not in names]
 
@@ -313,6 +318,8 @@ class _Prune:
         if not self.options.dry_run:
             _check_current(self.storage, self.generation)
             self.storage.delete(manifest_path(name))
+            if any(step.name == name and step.path == quarantine_path(name) for step in self.found.hidden):
+                self.storage.delete(quarantine_path(name))
         freed = 0
         for entry in self.storage.list(step_folder(name)):
             if parse_data(entry.path) is not None:

@@ -29,23 +29,23 @@ from dataclasses import dataclass
 from enum import Enum
 
 from easyckpt.envelope import read_index
-from easyckpt.errors import CheckpointFault, EasyckptError, StorageError, StorageMissing, UnknownFormat
+from easyckpt.errors import CheckpointFault, EasyckptError, StorageMissing, UnknownFormat
+from easyckpt.late import all_generations, hinted_step
 from easyckpt.manifest import MANIFEST_BYTES_MAX, Manifest
 from easyckpt.paths import (
-    GENERATIONS_FOLDER,
-    LATEST_PATH,
     MANIFESTS_FOLDER,
     ROOT_PATH,
     TOMBSTONES_FOLDER,
     StepName,
     generation_path,
     manifest_path,
-    parse_generation,
     parse_manifest,
     parse_tombstone,
+    quarantine_path,
     tombstone_path,
 )
-from easyckpt.records import SMALL_BYTES_MAX, GenerationRecord, LatestHint, RootRecord, Tombstone
+from easyckpt.records import SMALL_BYTES_MAX, GenerationRecord, RootRecord, Tombstone
+from easyckpt.setaside import names_set_aside
 from easyckpt.storage.base import Storage
 
 __all__ = [
@@ -77,6 +77,7 @@ class HiddenReason(Enum):
     UNKNOWN_FORMAT = "unknown_format"
     OTHER_RUN = "other_run"
     UNREADABLE = "unreadable"  # the storage refuses just this file
+    SET_ASIDE = "set_aside"  # beyond repair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +264,7 @@ def survey(storage: Storage) -> Survey:
     lives = read_lives(storage, root, manifests=manifests, troubles=troubles)
     tombstones = _read_tombstones(storage, root, troubles)
     visible, hidden = decide(manifests, lives, tombstones)
+    unusable += [_set_aside(name, lives) for name in names_set_aside(storage) if name not in manifests]
     return Survey(
         root=root,
         lives=lives,
@@ -271,6 +273,14 @@ def survey(storage: Storage) -> Survey:
         tombstones=tombstones,
         troubles=tuple(troubles),
     )
+
+
+def _set_aside(name: StepName, lives: Sequence[Life]) -> HiddenStep:
+    """A step beyond repair counts as lost until a newer life has left it behind anyway."""
+    life = fenced_by(name, lives)
+    reason = HiddenReason.FENCED if life is not None and life.known else HiddenReason.SET_ASIDE
+    detail = "`easyckpt repair` set it aside: its data is damaged, and nothing has the right bytes"
+    return HiddenStep(name=name, path=quarantine_path(name), reason=reason, detail=detail)
 
 
 def _read_manifests(
@@ -282,7 +292,7 @@ def _read_manifests(
     if len(entries) > MANIFESTS_MAX:
         detail = f"{len(entries)} files; only the newest {MANIFESTS_MAX} are looked at"
         troubles.append(Trouble(path=MANIFESTS_FOLDER, detail=detail))
-    names = {parse_manifest(entry.path) for entry in entries[-MANIFESTS_MAX:]} | {_hinted(storage)}
+    names = {parse_manifest(entry.path) for entry in entries[-MANIFESTS_MAX:]} | {hinted_step(storage)}
     for name in sorted(name for name in names if name is not None):
         path = manifest_path(name)
         try:
@@ -302,17 +312,6 @@ def _read_manifests(
         else:
             sound[name] = manifest
     return sound, unusable
-
-
-def _hinted(storage: Storage) -> StepName | None:
-    """The step committed last, as ``latest.json`` has it: a store may list it late. What the manifest
-    itself says decides; without one, nothing comes of the hint."""
-    try:
-        raw = read_index(storage, LATEST_PATH, bytes_max=SMALL_BYTES_MAX)
-        hint = LatestHint.from_json(raw, where=storage.where(LATEST_PATH))
-    except (StorageError, CheckpointFault):
-        return None
-    return StepName(step=hint.step, generation=hint.generation)
 
 
 def _unusable(error: EasyckptError) -> HiddenReason:
@@ -341,7 +340,7 @@ def read_lives(
         lives[name.generation] = Life(
             generation=name.generation, known=True, resumed_step=manifest.resumed_step
         )
-    for generation in _generations(storage):
+    for generation in all_generations(storage):
         path = generation_path(generation)
         try:
             raw = read_index(storage, path, bytes_max=SMALL_BYTES_MAX)
@@ -359,17 +358,6 @@ def read_lives(
         else:
             lives[generation] = Life(generation=generation, known=True, resumed_step=record.resumed_step)
     return tuple(lives[generation] for generation in sorted(lives))
-
-
-def _generations(storage: Storage) -> list[int]:
-    """Numbers of all lives with a record; also of the newest ones, which a store may list late."""
-    listed = (parse_generation(entry.path) for entry in storage.list(GENERATIONS_FOLDER))
-    numbers = {number for number in listed if number is not None}
-    following = max(numbers, default=0) + 1
-    while storage.exists(generation_path(following)):
-        numbers.add(following)
-        following += 1
-    return sorted(numbers)
 
 
 def _read_tombstones(

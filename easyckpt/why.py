@@ -36,6 +36,7 @@ class ReasonKind(Enum):
     UNKNOWN_FORMAT = "unknown_format"
     OTHER_RUN = "other_run"
     UNREADABLE = "unreadable"
+    SET_ASIDE = "set_aside"
     MISSING = "missing"
     SWAPPED = "swapped"
 

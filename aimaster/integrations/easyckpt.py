@@ -145,6 +145,7 @@ class NodeSaver:
             self._in_trouble(f"the checkpoint saver does not answer: {error}")
             return []
         self._slot_bytes = status.slot_bytes
+        self._note_degraded(status.degraded or "")
         return self._facts(status, identity)
 
     def step_of(self, generation: Generation, steps: int | None) -> int | None:
@@ -229,6 +230,16 @@ class NodeSaver:
             assert self._process is not None
             how = "was cut off and is back" if self._process.adopted else "was started again"
             self._say(f"the checkpoint saver {how} (pid {self.pid})")
+
+    def _note_degraded(self, degraded: str) -> None:
+        """Training goes on while steps do not get as safe as they should: said when it begins and when it
+        ends."""
+        if bool(degraded) != bool(self.trouble):
+            said = (
+                f"checkpoints are degraded: {degraded}" if degraded else "checkpoints are no longer degraded"
+            )
+            self._say(said)
+        self.trouble = f"checkpoints are degraded: {degraded}" if degraded else ""
 
     def _in_trouble(self, sentence: str) -> None:
         if sentence != self.trouble:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from easyckpt.cli import interop  # adds its commands
+from easyckpt.cli import care, interop  # add their commands
 from easyckpt.cli.app import main
 
-__all__ = ["interop", "main"]
+__all__ = ["care", "interop", "main"]

@@ -77,7 +77,11 @@ def ls_command(
     as_json: Json = False,
 ) -> None:
     """List the steps that can be loaded, newest first."""
-    emit(reports.list_steps(root, show_all=show_all), as_json=as_json, text=render.steps)
+    emit(
+        reports.list_steps(root, show_all=show_all, now_unix_s=time.time()),
+        as_json=as_json,
+        text=render.steps,
+    )
 
 
 @app.command("inspect")

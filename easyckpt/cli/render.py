@@ -22,6 +22,7 @@ from easyckpt.errors import EasyckptError
 
 __all__ = [
     "answer",
+    "console",
     "difference",
     "inspection",
     "print_json",
@@ -57,7 +58,8 @@ def print_json(report: Report) -> None:
     sys.stdout.write("\n")
 
 
-def _out(width: int | None = None) -> Console:
+def console(width: int | None = None) -> Console:
+    """Stdout, for results."""
     # Piped output is not cut to a width that nobody has.
     return Console(file=sys.stdout, highlight=False, width=width or (None if sys.stdout.isatty() else 200))
 
@@ -113,11 +115,34 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
         bar.stop()
 
 
+def _age(seconds: float | None) -> str:
+    """How long ago, in the largest unit that fits."""
+    if seconds is None:
+        return "?"
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def _verified(row: Report) -> str:
+    if row["verified"] is None:
+        return "-"
+    return f"{row['verified']['verdict']} {row['verified']['at'][:10]}"
+
+
 def steps(report: Report) -> None:
     """`ls`."""
     states = {row["state"] for row in report["steps"]}
     table = _table(
-        ("step", "right"), ("gen", "right"), ("ranks", "right"), ("size", "right"), ("saved", "left")
+        ("step", "right"),
+        ("gen", "right"),
+        ("ranks", "right"),
+        ("size", "right"),
+        ("saved", "left"),
+        ("age", "right"),
+        ("tier", "left"),
+        ("verified", "left"),
     )
     if states - {"offered"}:
         table.add_column("state", no_wrap=True)
@@ -129,12 +154,15 @@ def steps(report: Report) -> None:
             "?" if row["world_size"] is None else str(row["world_size"]),
             size(row["bytes"]),
             (row["saved_at"] or "?").replace("T", " ").replace("+00:00", " UTC"),
+            _age(row["age_s"]),
+            "disk" if report["store"] == "local" else report["store"].rpartition("+")[2],
+            _verified(row) + (" · pinned" if row["pinned"] else ""),
         ]
         if states - {"offered"}:
             cells += [row["state"].replace("_", " "), escape(row["detail"])]
         table.add_row(*cells)
     if report["steps"]:
-        _out().print(table)
+        console().print(table)
     else:
         _note("no step can be loaded")
     if report["not_shown"]:
@@ -145,7 +173,7 @@ def steps(report: Report) -> None:
 
 def inspection(report: Report) -> None:
     """`inspect`."""
-    out = _out()
+    out = console()
     saved = (report["saved_at"] or "?").replace("T", " ").replace("+00:00", " UTC")
     resumed = (
         "a new beginning" if report["resumed_step"] is None else f"resumed from step {report['resumed_step']}"
@@ -176,7 +204,7 @@ def inspection(report: Report) -> None:
 
 def verdicts(report: Report) -> None:
     """`verify`."""
-    out = _out()
+    out = console()
     for row in report["verdicts"]:
         proved = f"{size(row['bytes_proved'])} of {size(row['bytes_total'])} read back"
         verdict = row["verdict"].replace("_", " ")
@@ -190,7 +218,7 @@ def verdicts(report: Report) -> None:
 
 def answer(report: Report) -> None:
     """`why`."""
-    out = _out()
+    out = console()
     out.print(f"step {report['step']} {'can' if report['loadable'] else 'cannot'} be loaded")
     for reason in report["reasons"]:
         generation = f" (generation {reason['generation']})" if reason["generation"] is not None else ""
@@ -205,7 +233,7 @@ def answer(report: Report) -> None:
 
 def difference(report: Report) -> None:
     """`diff`."""
-    out = _out()
+    out = console()
     for item in report["differences"]:
         ranks = f" (ranks {', '.join(map(str, item['ranks'][:10]))})" if item["ranks"] else ""
         kind = item["kind"].replace("_", " ")
@@ -218,7 +246,7 @@ def difference(report: Report) -> None:
 
 def pruned(report: Report) -> None:
     """`prune`."""
-    out = _out()
+    out = console()
     would = "would go" if report["dry_run"] else "gone"
     for item in report["removed"]:
         kind = item["kind"].replace("_", " ")

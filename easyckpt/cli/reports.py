@@ -7,7 +7,7 @@ Every report has ``schema`` (raised when a field changes its meaning or goes), `
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from easyckpt.commit import next_generation, read_fragment
@@ -17,13 +17,26 @@ from easyckpt.keep import KeepPolicy
 from easyckpt.layout import Chunk
 from easyckpt.manifest import Manifest
 from easyckpt.paths import DATA_FOLDER, StepName, parse_data
+from easyckpt.pins import pinned_steps
 from easyckpt.retention import PruneOptions, prune_report
+from easyckpt.scrub import read_proofs
 from easyckpt.storage import Storage, open_storage
 from easyckpt.survey import HiddenStep, Survey, VisibleStep, survey
 from easyckpt.verify import StepVerdict, verify_step
 from easyckpt.why import explain_step
 
-__all__ = ["SCHEMA", "diff", "inspect_step", "list_steps", "prune", "verify", "why"]
+__all__ = [
+    "SCHEMA",
+    "diff",
+    "inspect_step",
+    "list_steps",
+    "make_report",
+    "open_folder",
+    "prune",
+    "verdict_rows",
+    "verify",
+    "why",
+]
 
 SCHEMA = 1
 
@@ -31,11 +44,11 @@ Report = dict[str, Any]
 OnBytes = Callable[[int, int], None]
 
 
-def _report(command: str, storage: Storage, *, exit_code: int = 0, **fields: Any) -> Report:
+def make_report(command: str, storage: Storage, *, exit_code: int = 0, **fields: Any) -> Report:
     return {"schema": SCHEMA, "command": command, "exit_code": exit_code, "root": storage.where(), **fields}
 
 
-def _open(root: str) -> tuple[Storage, Survey]:
+def open_folder(root: str) -> tuple[Storage, Survey]:
     """The store and what it offers.
 
     Raises:
@@ -90,12 +103,16 @@ def _date(unix_s: float | None) -> str | None:
     return datetime.datetime.fromtimestamp(unix_s, tz=datetime.timezone.utc).isoformat(timespec="seconds")
 
 
-def list_steps(root: str, *, show_all: bool) -> Report:
+def _unix(date: str) -> float:
+    return datetime.datetime.fromisoformat(date).timestamp()
+
+
+def list_steps(root: str, *, show_all: bool, now_unix_s: float) -> Report:
     """``steps``: each with step, generation, state (``offered``, a hidden reason, ``never_committed``),
-    detail,
-    world_size, bytes, saved_at, metrics. ``not_shown``: how many there are besides. ``troubles``: damaged
+    detail, world_size, bytes, saved_at, age_s, metrics, verified (verdict, at: by the last scrub; null),
+    pinned. ``store``: kind of storage. ``not_shown``: how many there are besides. ``troubles``: damaged
     files."""
-    storage, found = _open(root)
+    storage, found = open_folder(root)
     sizes = _sizes(storage)
     rows = [_row(item.name, "offered", "", item.manifest, sizes) for item in found.visible]
     others = [_hidden_row(item, sizes) for item in found.hidden]
@@ -107,11 +124,19 @@ def list_steps(root: str, *, show_all: bool) -> Report:
     ]
     rows += others if show_all else []
     rows.sort(key=lambda row: (row["step"], row["generation"]), reverse=True)
-    return _report(
+    proofs, pinned = read_proofs(storage), pinned_steps(storage)
+    for row in rows:
+        proof = proofs.get(StepName(step=row["step"], generation=row["generation"]))
+        row["verified"] = None if proof is None else {"verdict": proof.verdict, "at": _date(proof.unix_s)}
+        row["pinned"] = row["step"] in pinned
+        saved = row["saved_at"]
+        row["age_s"] = None if saved is None else round(now_unix_s - _unix(saved))
+    return make_report(
         "ls",
         storage,
         run_id=found.root.run_id if found.root else None,
         generation=found.generation,
+        store=storage.properties.name,
         free_bytes=storage.free_bytes(),
         steps=rows,
         not_shown=0 if show_all else len(others),
@@ -141,7 +166,7 @@ def _row(
 def inspect_step(root: str, *, step: int | None) -> Report:
     """``step`` … as in ls, then ``pieces`` (rank, node_rank, file, bytes, stored_bytes, digest, state_bytes)
     and ``tensors`` (name, dtype, shape, kind, chunks, bytes, tied_to)."""
-    storage, found = _open(root)
+    storage, found = open_folder(root)
     chosen = _choose(storage, found, step)
     manifest = chosen.manifest
     pieces: list[Report] = []
@@ -164,7 +189,7 @@ def inspect_step(root: str, *, step: int | None) -> Report:
             for chunk in layout.chunks:
                 chunks.setdefault(chunk.name, []).append(chunk)
     pieces.sort(key=lambda piece: int(piece["rank"]))
-    return _report(
+    return make_report(
         "inspect",
         storage,
         **_row(chosen.name, "offered", "", manifest, _sizes(storage)),
@@ -196,16 +221,21 @@ def verify(
     """``verdicts``: each with step, generation, verdict (``good``, ``index_good`` where not every byte was
     read, ``damaged``, ``unknown``), bytes_proved, bytes_total, findings (kind, where, detail, ranks).
     Damaged is exit code 4, unknown 3."""
-    storage, found = _open(root)
+    storage, found = open_folder(root)
     chosen = list(found.visible) if every else [_choose(storage, found, step)]
     if not chosen:
         _choose(storage, found, None)
     budget = 0 if quick else None
     verdicts = [verify_step(storage, item.manifest, byte_budget=budget, on_bytes=on_bytes) for item in chosen]
+    rows, exit_code = verdict_rows(verdicts)
+    return make_report("verify", storage, exit_code=exit_code, verdicts=rows)
+
+
+def verdict_rows(verdicts: Sequence[StepVerdict]) -> tuple[list[Report], int]:
+    """The rows of `verify`, and the exit code that goes with them."""
     words = [_verdict_word(verdict) for verdict in verdicts]
     exit_code = 4 if "damaged" in words else 3 if "unknown" in words else 0
-    rows = [_verdict_row(verdict, word) for verdict, word in zip(verdicts, words, strict=True)]
-    return _report("verify", storage, exit_code=exit_code, verdicts=rows)
+    return [_verdict_row(verdict, word) for verdict, word in zip(verdicts, words, strict=True)], exit_code
 
 
 def _verdict_word(verdict: StepVerdict) -> str:
@@ -235,9 +265,9 @@ def _verdict_row(verdict: StepVerdict, word: str) -> Report:
 
 def why(root: str, *, step: int, on_bytes: OnBytes | None = None) -> Report:
     """``loadable``, ``reasons`` (kind, generation, where, detail), ``others`` (steps that are offered)."""
-    storage, _ = _open(root)
+    storage, _ = open_folder(root)
     answer = explain_step(storage, step, on_bytes=on_bytes)
-    return _report(
+    return make_report(
         "why",
         storage,
         exit_code=0 if answer.loadable else 3 if answer.is_unknown else 4,
@@ -265,7 +295,7 @@ def diff(a: str, b: str) -> Report:
     described = [
         {"root": storage.where(), "step": item.step, "generation": item.generation} for storage, item in sides
     ]
-    return _report(
+    return make_report(
         "diff",
         sides[0][0],
         exit_code=0 if found.bit_equal else 1,
@@ -291,7 +321,7 @@ def _side(text: str) -> tuple[Storage, VisibleStep]:
         root = text
     if not root:
         raise Misuse("no folder before the @", where=text)
-    storage, found = _open(root)
+    storage, found = open_folder(root)
     return storage, _choose(storage, found, step)
 
 
@@ -307,7 +337,7 @@ def prune(
     """``dry_run``, ``removed`` (kind, path, step, generation, bytes), ``freed_bytes``, ``kept`` and
     ``damaged``
     (step, generation), ``anchor``. Exit code 4 if older steps had to stay because no newer one is good."""
-    storage, _ = _open(root)
+    storage, _ = open_folder(root)
     generation = next_generation(storage) - 1
     if generation < 1:
         raise CheckpointFault(
@@ -323,7 +353,7 @@ def prune(
         options=PruneOptions(grace_s=grace_s, read_back_bytes=None, dry_run=dry_run),
         on_bytes=on_bytes,
     )
-    return _report(
+    return make_report(
         "prune",
         storage,
         exit_code=4 if done.damaged else 0,

@@ -243,8 +243,7 @@ class Commits:
             _LOG.warning("not durable: %s", error)
         self._order = None
         self._host.after(self._ledger.persisted(step, error=error, now=self._clock()))
-        if error:
-            return
+        # After a failure too: what was taken back long enough ago may be all that a full disk needs.
         self._untidied += 1
         if self._untidied >= TIDY_COMMITS or self._clock() - self._tidied_at >= TIDY_S:
             self._spawn(self.tidy(), "retention")

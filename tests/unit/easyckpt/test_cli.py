@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -261,6 +262,60 @@ def test_trouble_is_one_message_on_stderr(
     assert "easyckpt.json" in err
 
 
+def test_scrub_and_what_ls_says_of_it(run: SampleRun, capsys: pytest.CaptureFixture[str]) -> None:
+    root = root_of(run)
+    assert all(row["verified"] is None for row in call_json(capsys, "ls", root)[1]["steps"])
+    damage(body(run, 20, 1))
+    code, report = call_json(capsys, "scrub", root)
+    assert code == 4
+    assert {row["step"]: row["verdict"] for row in report["verdicts"]} == {
+        25: "good",
+        20: "damaged",
+        10: "good",
+    }
+    rows = {row["step"]: row for row in call_json(capsys, "ls", root)[1]["steps"]}
+    assert rows[20]["verified"]["verdict"] == "damaged"
+    assert rows[25]["age_s"] > 0
+    code, out, _ = call(capsys, "ls", root)
+    assert (code, "damaged 20" in out, " disk " in out) == (0, True, True)
+    code, report = call_json(capsys, "scrub", root, "--budget", "1KiB")
+    assert len(report["verdicts"]) == 1
+    assert call(capsys, "scrub", root, "--budget", "much")[0] == 2
+    assert "easyckpt repair" in call(capsys, "scrub", root)[1]
+
+
+def test_repair(run: SampleRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = root_of(run)
+    code, out, _ = call(capsys, "repair", root)
+    assert (code, out) == (0, "nothing is damaged\n")
+    shutil.copytree(root, tmp_path / "copy")
+    body(run, 20, 1).unlink()
+    code, report = call_json(capsys, "repair", root, "--dry-run")
+    assert (code, [item["kind"] for item in report["done"]]) == (4, ["set_aside"])
+    code, out, _ = call(capsys, "repair", root, "--step", 20, "--from", tmp_path / "copy")
+    assert code == 0
+    assert "step 20 (generation 1): written anew" in out
+    assert call(capsys, "verify", root, "--all")[0] == 0
+    body(run, 20, 1).unlink()
+    code, out, _ = call(capsys, "repair", root)
+    assert code == 4
+    assert "set aside" in out
+    code, report = call_json(capsys, "why", root, 20)
+    assert (code, report["reasons"][0]["kind"]) == (4, "set_aside")
+    assert "set aside" in call(capsys, "ls", root, "--all")[1]
+
+
+def test_pin_and_unpin(run: SampleRun, capsys: pytest.CaptureFixture[str]) -> None:
+    root = root_of(run)
+    assert call_json(capsys, "pin", root, 10, "--note", "for the paper")[1]["changed"]
+    assert "pinned" in call(capsys, "ls", root)[1]
+    call(capsys, "prune", root, "--keep-latest", 1, "--grace", 0)
+    assert [row["step"] for row in call_json(capsys, "ls", root)[1]["steps"]] == [25, 10]
+    assert call(capsys, "pin", root, 30)[0] == 4
+    assert "is not pinned any more" in call(capsys, "unpin", root, 10)[1]
+    assert "was not pinned" in call(capsys, "unpin", root, 10)[1]
+
+
 def test_no_steps_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = SampleRun(storage=LocalStorage(tmp_path / "run"))
     run.begin(1)
@@ -275,7 +330,7 @@ def test_no_steps_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_help_names_commands_and_exit_codes() -> None:
     done = command("--help")
     assert done.returncode == 0
-    for name in ("ls", "inspect", "verify", "why", "diff", "prune"):
+    for name in ("ls", "inspect", "verify", "why", "diff", "prune", "scrub", "repair", "pin", "unpin"):
         assert name in done.stdout
     for code, meaning in EXIT_CODES:
         assert f"{code}  {meaning.split()[0]}" in done.stdout
