@@ -110,6 +110,8 @@ class RankLink:
 
     def __init__(self, seat: Seat, options: Open) -> None:
         self.seat = seat
+        self.cost_s = 0.0
+        """What the last save cost training, for the lead."""
         self._pid = os.getpid()
         self._turn = threading.RLock()
         self._maps: OrderedDict[int, tuple[mmap.mmap, PageTable]] = OrderedDict()
@@ -162,6 +164,7 @@ class RankLink:
                     body_bytes=body_bytes,
                     block=block,
                     metrics=metrics,
+                    cost_s=self.cost_s,
                 )
             )
 
@@ -179,7 +182,9 @@ class RankLink:
         if isinstance(answer, FailureMessage):
             raise read_failure(answer)
         if isinstance(answer, StageRefuse):
-            return StageInfo(step=question.step, stage="skipped", reason=answer.reason)
+            return StageInfo(
+                step=question.step, stage="skipped", reason=answer.reason, not_before=answer.not_before
+            )
         if isinstance(answer, StageInfo):
             return answer
         if not isinstance(answer, StageGrant):

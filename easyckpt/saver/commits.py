@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from easyckpt.errors import EasyckptError, StorageUnavailable
+from easyckpt.interval import Pacer
 from easyckpt.lanes import cores
 from easyckpt.saver.disk import DiskView, Life, Vault, decode_ref
 from easyckpt.saver.ledger import Change, Ledger, PersistPolicy
@@ -155,6 +156,12 @@ class Commits:
             every_steps=options.disk_interval_steps,
             every_s=options.disk_interval_s,
             max_unprotected_s=options.max_unprotected_s,
+        )
+        self._ledger.pacer = Pacer(
+            every_s=options.interval_s,
+            auto=options.interval_auto,
+            nodes=self._begin.nodes,
+            failures=max(self._begin.generation - 1, 0),
         )
 
     @property

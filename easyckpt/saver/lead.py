@@ -300,7 +300,7 @@ class Lead:
                 self._answer(ask, granted=False, reason=self._save_refusal, misuse=True)
                 continue
             answer, changes = self._ledger.ask(
-                ask.rank, ask.step, now=self._clock(), block=ask.block, metrics=ask.metrics
+                ask.rank, ask.step, now=self._clock(), block=ask.block, metrics=ask.metrics, cost_s=ask.cost_s
             )
             for change in changes:
                 self.broadcast(StageReached(step=change.step, stage=change.stage.value, reason=change.reason))
@@ -314,6 +314,7 @@ class Lead:
                     reason=answer.reason,
                     abandoned=abandoned,
                     unprotected=answer.unprotected,
+                    not_before=answer.not_before,
                 )
 
     def _answer(
@@ -325,6 +326,7 @@ class Lead:
         abandoned: bool = False,
         misuse: bool = False,
         unprotected: bool = False,
+        not_before: int = 0,
     ) -> None:
         verdict = Verdict(
             rank=ask.rank,
@@ -334,6 +336,7 @@ class Lead:
             abandoned=abandoned,
             misuse=misuse,
             unprotected=unprotected,
+            not_before=not_before,
             protect=self._ledger.protected,
         )
         self.send(self.node_of_rank()[ask.rank], verdict)

@@ -21,6 +21,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum
 
+from easyckpt.interval import Pacer
+from easyckpt.saver.exposure import Exposure
 from easyckpt.saver.protocol import Key
 
 __all__ = ["Answer", "Change", "Ledger", "PersistPolicy", "Stage"]
@@ -35,9 +37,6 @@ lacks."""
 COPY_TIMEOUT_S = 900.0
 """Beyond `STAGE_TIMEOUT_S`, until the peer copies are all reported. Transfers have limits of their own, by
 size; this one is for a report that never comes."""
-
-AGE_SHOWN_S = 10
-"""The age of the newest durable step is told in steps of this: all members hear of each change."""
 
 BACKOFF_FIRST_S = 1.0
 BACKOFF_MAX_S = 60.0
@@ -64,6 +63,8 @@ class Answer:
     """If not granted: skipped, or abandoned already."""
     unprotected: bool = False
     """If not granted: because nothing was durable for too long."""
+    not_before: int = 0
+    """If not granted: no earlier step than this will be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,7 @@ class _Step:
     copy_error: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     unprotected: bool = False
+    not_before: int = 0
 
 
 class Ledger:
@@ -107,6 +109,7 @@ class Ledger:
         self._world_size = world_size
         self._replicas = replicas
         self.policy = policy
+        self.pacer = Pacer()
         self._steps: OrderedDict[int, _Step] = OrderedDict()
         self._in_flight: _Step | None = None
         self._newest_asked = -1
@@ -122,7 +125,7 @@ class Ledger:
         self._last_persist: tuple[int, float] | None = None  # step, when it began
         self._retry_at = 0.0
         self._backoff_s = 0.0
-        self._protected_at: float | None = None
+        self._exposure = Exposure()
 
     @property
     def protected(self) -> tuple[Key, ...]:
@@ -139,9 +142,7 @@ class Ledger:
         """
         said = "; ".join(text for text in (storage, self.persist_trouble) if text)
         if said:
-            newest = "no step is" if self.durable is None else f"step {self.durable} is the newest"
-            age_s = int(self.unprotected_s(now) // AGE_SHOWN_S * AGE_SHOWN_S)
-            said += f"; {newest} durable, and none was added for {age_s} s"
+            said += f"; {self._exposure.told(now, durable=self.durable)}"
         return "; ".join(text for text in (said, self.copy_trouble) if text)
 
     def metrics_of(self, step: int) -> dict[str, float]:
@@ -164,21 +165,28 @@ class Ledger:
         now: float,
         block: bool = False,
         metrics: dict[str, float] | None = None,
+        cost_s: float = 0.0,
     ) -> tuple[Answer | None, tuple[Change, ...]]:
         """A rank wants to save a step. No answer: ask again after the next change (only with ``block``)."""
+        self.pacer.note_cost(cost_s)
         changes = (*self.expire(now), *self._give_up_if_left_out(rank, step))
         entry = self._steps.get(step)
         if entry is None:
             exposed = self._exposed(now)
-            reason = exposed or self._refusal(step)
+            # Who waits for a slot wants this very step.
+            due = step if block else self.pacer.not_before(step, now)
+            early = f"not due: no step before {due} is" if due > step else ""
+            reason = exposed or early or self._refusal(step)
             if reason.startswith("busy") and block:
                 return None, changes
             entry = self._note(step, Stage.SKIPPED if reason else Stage.STAGING, reason, now)
             entry.unprotected = bool(exposed)
+            entry.not_before = due if early else 0
             if reason:
                 self.skipped += 1
             else:
                 self._in_flight = entry
+                self.pacer.granted(step, now)
         if rank in entry.asked:
             return Answer(granted=False, reason="this rank saved this step already"), changes
         entry.asked.add(rank)
@@ -186,29 +194,23 @@ class Ledger:
             entry.metrics.update(metrics)
         granted = entry.stage not in (Stage.SKIPPED, Stage.ABANDONED)
         answer = Answer(
-            granted=granted, reason=entry.reason, stage=entry.stage, unprotected=entry.unprotected
+            granted=granted,
+            reason=entry.reason,
+            stage=entry.stage,
+            unprotected=entry.unprotected,
+            not_before=entry.not_before,
         )
         return answer, changes
 
-    def unprotected_s(self, now: float) -> float:
-        """How long ago the newest durable step became so, or training began without one."""
-        return 0.0 if self._protected_at is None else now - self._protected_at
-
     def _exposed(self, now: float) -> str:
         """Why training must not go on without a net; empty if it may."""
-        if self._protected_at is None:
-            self._protected_at = now
-        limit = self.policy.max_unprotected_s
+        self._exposure.begins(now)
         # Where nothing waits to become durable, a refused save would never end the state that it is
         # refused for.
-        waits = self.complete is not None and self.complete != self.durable
-        if not limit or not waits or self.unprotected_s(now) <= limit:
+        if self.complete is None or self.complete == self.durable:
             return ""
-        durable = "no step" if self.durable is None else f"no step after {self.durable}"
-        why = f": {self.persist_trouble}" if self.persist_trouble else ""
-        return (
-            f"{durable} became durable for {self.unprotected_s(now):.0f} s, and {limit:g} s are allowed{why}"
-        )
+        limit_s, why = self.policy.max_unprotected_s, self.persist_trouble
+        return self._exposure.refusal(now, limit_s=limit_s, durable=self.durable, why=why)
 
     def _give_up_if_left_out(self, rank: int, step: int) -> tuple[Change, ...]:
         """A rank that goes on to a later step will never save the one in flight (it could not reach its
@@ -324,7 +326,8 @@ class Ledger:
         self.durable = step if durable else None
         self.persisting = None
         self._retry_at = 0.0
-        self._protected_at = now
+        self._exposure.ends(now)
+        self.pacer.restored()
         if step is not None:
             entry = self._note(step, Stage.DURABLE if durable else Stage.MEMORY, "", now)
             entry.asked = set(range(self._world_size))
@@ -382,7 +385,7 @@ class Ledger:
         self.persist_trouble = ""
         self._backoff_s = 0.0
         self.durable = step if self.durable is None else max(self.durable, step)
-        self._protected_at = now
+        self._exposure.ends(now)
         entry = self._steps.get(step)
         if entry is not None:
             entry.stage = Stage.DURABLE

@@ -263,7 +263,7 @@ class Member:
         if not verdict.granted:
             self.skipped += 1
             stage = "abandoned" if verdict.abandoned else "skipped"
-            info = StageInfo(step=ask.step, stage=stage, reason=verdict.reason)
+            info = StageInfo(step=ask.step, stage=stage, reason=verdict.reason, not_before=verdict.not_before)
             self._stages.setdefault(ask.step, info)
             return info
         self._progressed = True
@@ -296,7 +296,7 @@ class Member:
         if self._uplink is not None:
             future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
             self._verdicts[rank, ask.step] = future
-            self._send(Ask(rank=rank, step=ask.step, block=ask.block, metrics=ask.metrics))
+            self._send(Ask(rank=rank, step=ask.step, block=ask.block, metrics=ask.metrics, cost_s=ask.cost_s))
             limit = VERDICT_BLOCK_TIMEOUT_S if ask.block else VERDICT_TIMEOUT_S
             try:
                 verdict = await asyncio.wait_for(future, limit)

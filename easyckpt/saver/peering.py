@@ -77,6 +77,7 @@ class Ask(Message, frozen=True, kw_only=True):
     step: int
     block: bool
     metrics: dict[str, float]
+    cost_s: float = 0.0
 
 
 class Sealed(Message, frozen=True, kw_only=True):
@@ -193,6 +194,8 @@ class Verdict(Message, frozen=True, kw_only=True):
     """Whether the step was begun by others, and given up."""
     misuse: bool = False
     """Whether the calling code must change: then save() raises."""
+    not_before: int = 0
+    """No step before this one will be granted to any rank."""
     unprotected: bool = False
     """Whether nothing was durable for too long: then save() raises."""
     protect: tuple[Key, ...] = ()

@@ -122,6 +122,9 @@ class Open(Message, frozen=True, kw_only=True):
     """A rank's checkpointer: where it saves, and how."""
 
     root: str
+    interval_s: float = 0.0
+    """Seconds between two steps that are saved at all; 0: every step that a slot is free for."""
+    interval_auto: bool = False
     disk_interval_steps: int = 0
     disk_interval_s: float = 0.0
     keep: str = '[["latest", 2]]'
@@ -142,6 +145,8 @@ class StageAsk(Message, frozen=True, kw_only=True):
     body_bytes: int
     block: bool = False
     metrics: dict[str, float] = {}
+    cost_s: float = 0.0
+    """What the rank's last save cost its training; 0: not known."""
 
 
 class StageGrant(Message, frozen=True, kw_only=True):
@@ -157,6 +162,8 @@ class StageRefuse(Message, frozen=True, kw_only=True):
     """Do not copy; the reason is the same on every rank."""
 
     reason: str
+    not_before: int = 0
+    """No step before this one will be granted to any rank."""
 
 
 class LayoutUnknown(Message, frozen=True, kw_only=True):
@@ -206,6 +213,8 @@ class StageInfo(Message, frozen=True, kw_only=True):
     step: int
     stage: str
     reason: str = ""
+    not_before: int = 0
+    """See `StageRefuse`."""
 
 
 class Load(Message, frozen=True, kw_only=True):

@@ -293,7 +293,11 @@ class Session:
             return LayoutUnknown()
         answer = await member.stage(self.rank, message, layout)
         if isinstance(answer, StageInfo):
-            return answer if answer.stage == "abandoned" else StageRefuse(reason=answer.reason)
+            return (
+                answer
+                if answer.stage == "abandoned"
+                else StageRefuse(reason=answer.reason, not_before=answer.not_before)
+            )
         answer.pin()
         self._copying = answer
         number = answer.slot.number
