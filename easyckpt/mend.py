@@ -15,18 +15,17 @@ sound. A body is replaced only when all of it is proved, in one move. What canno
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from easyckpt.commit import read_fragment
-from easyckpt.digest import bytes_digest, chunk_range
 from easyckpt.envelope import read_index
 from easyckpt.errors import CheckpointFault, EasyckptError, IncompleteCheckpoint, StorageError
-from easyckpt.fragment import FRAGMENT_BYTES_MAX, Fragment, FragmentRef, PieceRecord
+from easyckpt.fragment import FRAGMENT_BYTES_MAX, Fragment, FragmentRef
 from easyckpt.manifest import MANIFEST_BYTES_MAX, Manifest
 from easyckpt.paths import StepName, manifest_path, parse_data, step_folder
-from easyckpt.read import check_length, prove_header
+from easyckpt.salvage import Piece, Salvage
 from easyckpt.setaside import set_aside
 from easyckpt.storage.base import Storage
 from easyckpt.survey import HiddenReason, Survey, survey
@@ -52,32 +51,6 @@ class Mended:
     kind: MendKind
     name: StepName
     where: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    """Where bytes with some hash should be."""
-
-    storage: Storage
-    path: str
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    """A body, with all that is known of it."""
-
-    fragment: Fragment
-    record: PieceRecord
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Body:
-    """What has to be written; no bytes if the file is right."""
-
-    bytes: bytearray | None
     detail: str
 
 
@@ -121,7 +94,7 @@ class _Repair:
         self._storage = storage
         self._others = others
         self._dry_run = dry_run
-        self._places: dict[str, list[_Place]] | None = None
+        self._salvage = Salvage(storage, others)
         self.done: list[Mended] = []
 
     def _note(self, kind: MendKind, name: StepName, path: str, detail: str) -> None:
@@ -200,7 +173,7 @@ class _Repair:
             return
         try:
             pieces = self._fragments(manifest)
-            mended = {piece.record.rank: self._mended(piece, pieces, found) for piece in pieces}
+            mended = self._salvage.bodies(pieces, found)
         except CheckpointFault as error:
             self._set_aside(name, error.what)
             return
@@ -227,15 +200,15 @@ class _Repair:
             path = set_aside(self._storage, name, bytes_max=MANIFEST_BYTES_MAX)
         self._note(MendKind.SET_ASIDE, name, path, why)
 
-    def _fragments(self, manifest: Manifest) -> list[_Piece]:
+    def _fragments(self, manifest: Manifest) -> list[Piece]:
         """All pieces of a step; fragments that are damaged here are taken from another folder."""
-        pieces: list[_Piece] = []
+        pieces: list[Piece] = []
         for ref in manifest.fragments:
             try:
                 fragment = read_fragment(self._storage, ref, manifest)
             except CheckpointFault:
                 fragment = self._fragment_from_others(ref, manifest)
-            pieces += [_Piece(fragment=fragment, record=record) for record in fragment.pieces]
+            pieces += [Piece(fragment=fragment, record=record) for record in fragment.pieces]
         return pieces
 
     def _fragment_from_others(self, ref: FragmentRef, manifest: Manifest) -> Fragment:
@@ -251,125 +224,3 @@ class _Repair:
         raise IncompleteCheckpoint(
             f"the fragment of node {ref.node_rank} is damaged, and nothing has another"
         )
-
-    # ----- one body -----
-
-    def _mended(self, piece: _Piece, pieces: list[_Piece], found: Survey) -> _Body | None:
-        """The body as it has to be; None if nothing has the right bytes."""
-        record = piece.record
-        damaged = self._damaged_chunks(piece)
-        if not damaged:
-            return _Body(bytes=None, detail="")
-        body = bytearray(record.bytes)
-        self._read_what_is_there(record, memoryview(body))
-        sources: set[str] = set()
-        for index in damaged:
-            begin, end = _range(record, index)
-            room = memoryview(body)[begin:end]
-            source = self._from_elsewhere(record, index, room, pieces, found)
-            source = source or self._from_neighbours(piece, index, room, pieces)
-            if source is None:
-                return None
-            sources.add(source)
-        layout = piece.fragment.layout_of(record)
-        prove_header(memoryview(body), record, layout=layout, where=self._storage.where(record.file))
-        detail = f"{len(damaged)} of {len(record.chunk_hashes)} chunks from {', '.join(sorted(sources))}"
-        return _Body(bytes=body, detail=detail)
-
-    def _damaged_chunks(self, piece: _Piece) -> list[int]:
-        record = piece.record
-        try:
-            check_length(self._storage, record, step=piece.fragment.step)
-        except CheckpointFault:
-            found = self._storage.stat(record.file)
-            if found is None:
-                return list(range(len(record.chunk_hashes)))
-        return [index for index in range(len(record.chunk_hashes)) if not self._is_right(record, index)]
-
-    def _is_right(self, record: PieceRecord, index: int) -> bool:
-        begin, end = _range(record, index)
-        found = self._storage.stat(record.file)
-        if found is None or found.bytes > record.bytes:
-            return False  # a longer file is written anew
-        return bytes_digest(self._storage.read(record.file, begin, end)) == record.chunk_hashes[index]
-
-    def _read_what_is_there(self, record: PieceRecord, room: memoryview) -> None:
-        if self._storage.exists(record.file):
-            self._storage.read_into(record.file, room)
-
-    def _from_elsewhere(
-        self, record: PieceRecord, index: int, room: memoryview, pieces: list[_Piece], found: Survey
-    ) -> str | None:
-        """The chunk from a file that has the same bytes: of a copy, of another step, or swapped."""
-        wanted = record.chunk_hashes[index]
-        begin, end = _range(record, index)
-        places = [_Place(storage=other, path=record.file, begin=begin, end=end) for other in self._others]
-        places += self._known_places(found).get(wanted, ())
-        for other_piece in pieces:
-            file = other_piece.record.file
-            places.append(_Place(storage=self._storage, path=file, begin=begin, end=end))
-        for place in places:
-            try:
-                data = place.storage.read(place.path, place.begin, place.end)
-            except StorageError:
-                continue  # not there either
-            if bytes_digest(data) == wanted:
-                room[:] = data
-                return str(place.storage.where(place.path))
-        return None
-
-    def _known_places(self, found: Survey) -> dict[str, list[_Place]]:
-        """Chunk hash → where it should be, over all steps of this folder. Made when it is needed first."""
-        if self._places is None:
-            self._places = {}
-            for item in found.visible:
-                for record in self._records(item.manifest):
-                    for index, digest in enumerate(record.chunk_hashes):
-                        begin, end = _range(record, index)
-                        place = _Place(storage=self._storage, path=record.file, begin=begin, end=end)
-                        self._places.setdefault(digest, []).append(place)
-        return self._places
-
-    def _records(self, manifest: Manifest) -> Iterator[PieceRecord]:
-        for ref in manifest.fragments:
-            try:
-                yield from read_fragment(self._storage, ref, manifest).pieces
-            except EasyckptError:
-                continue  # its bodies cannot serve as a source then
-
-    def _from_neighbours(
-        self, piece: _Piece, index: int, room: memoryview, pieces: list[_Piece]
-    ) -> str | None:
-        """The chunk as it is, with the tensors that another rank holds too laid over it."""
-        record = piece.record
-        begin, end = _range(record, index)
-        mine = piece.fragment.layout_of(record).layout.chunks
-        before = bytes(room)
-        for other in pieces:
-            if other is piece:
-                continue
-            theirs = {
-                (chunk.name, chunk.kind, chunk.offsets, chunk.sizes): chunk
-                for chunk in other.fragment.layout_of(other.record).layout.chunks
-            }
-            for chunk in mine:
-                twin = theirs.get((chunk.name, chunk.kind, chunk.offsets, chunk.sizes))
-                low, high = max(chunk.begin, begin), min(chunk.end, end)
-                if twin is None or low >= high:
-                    continue
-                at = twin.begin + low - chunk.begin
-                try:
-                    data = self._storage.read(other.record.file, at, at + high - low)
-                except StorageError:
-                    break
-                if len(data) == high - low:
-                    room[low - begin : high - begin] = data
-            if bytes_digest(room) == record.chunk_hashes[index]:
-                where: str = self._storage.where(other.record.file)
-                return where
-            room[:] = before
-        return None
-
-
-def _range(record: PieceRecord, index: int) -> tuple[int, int]:
-    return chunk_range(index, length=record.bytes, chunk_bytes=record.hash_chunk_bytes)

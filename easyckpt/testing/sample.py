@@ -84,6 +84,8 @@ class SampleRun:
     now_unix_s: float = 1e9
     elements: int = 3000
     software: str = "easyckpt.testing"
+    shared: bool = False
+    """All ranks hold the same tensors, and rank 0 stores them for all."""
     bodies: dict[tuple[int, int], tuple[bytearray, ...]] = field(default_factory=dict)
     """(step, generation) → the body of each rank, as it was written."""
 
@@ -118,7 +120,8 @@ class SampleRun:
             pieces = []
             first = node_rank * self.ranks_per_node
             for rank in range(first, first + self.ranks_per_node):
-                layout = sample_layout(rank, self.world_size, elements=self.elements)
+                place = (0, 1) if self.shared else (rank, self.world_size)
+                layout = sample_layout(*place, elements=self.elements)
                 body = sample_body(layout, seed=step if seed is None else seed, state=b"\x80" + bytes([rank]))
                 meta = PieceMeta(
                     generation=self.generation,
@@ -127,6 +130,7 @@ class SampleRun:
                     rank=rank,
                     layout=layout,
                     seal=digest_body(memoryview(body)),
+                    stored_by=(0, 0) if self.shared and rank else None,
                 )
                 bodies.append(body)
                 pieces.append((meta, persist_piece(self.storage, body=memoryview(body), piece=meta)))

@@ -255,3 +255,26 @@ def test_a_pinned_step_stays_whatever_the_policy_says(run: SampleRun) -> None:
     assert not unpin(run.storage, 10)
     report = prune_report(run.storage, keep=KeepLatest(1), generation=1, now_unix_s=4e9, options=options)
     assert [name.step for name in report.kept] == [30]
+
+
+def test_bytes_that_are_stored_once_for_several_ranks(tmp_path: Path) -> None:
+    run = SampleRun(storage=LocalStorage(tmp_path / "run"), nodes=2, shared=True)
+    run.begin(1)
+    run.save(10)
+    run.save(20)
+    copy = LocalStorage(tmp_path / "copy")
+    shutil.copytree(run.storage.where(), copy.root)
+    for rank in (0, 1):
+        raw = body(run, rank).read_bytes()
+        flip(body(run, rank), 8 + int.from_bytes(raw[:8], "little") + 8)
+        done = repair_steps(run.storage, [copy])
+        assert [(item.kind, item.where) for item in done] == [(MendKind.BODY, str(body(run, rank)))]
+        check_good(LocalStorage(run.storage.where()), 20)
+    body(run, 0).unlink()
+    body(run, 1).unlink()
+    assert [item.kind for item in repair_steps(run.storage, [copy])] == [MendKind.BODY] * 2
+    check_good(LocalStorage(run.storage.where()), 20)
+    body(run, 1).unlink()
+    (aside,) = repair_steps(run.storage)
+    assert aside.kind is MendKind.SET_ASIDE
+    assert aside.detail == "nothing has the right bytes of ranks 1"
