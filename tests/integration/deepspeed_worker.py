@@ -32,6 +32,9 @@ from easyckpt.plain import unpack
 from easyckpt.rng import RNG
 from easyckpt.state import capture
 
+# Its C++ extension takes minutes to build; without it, DeepSpeed's collectives are gloo's.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
 STEPS, SAVED = 7, 4
 LATER = {"offload": 60}
 """Cases that are saved later: the bias corrections of CPU Adam come apart only after some tens of steps."""
@@ -70,6 +73,8 @@ CASES: dict[str, dict[str, Any]] = {
     "zero1_fp16": _case(without=("bf16",), fp16=_FP16),
     "zero2_bf16": _case(zero={"stage": 2}),
     "zero2_round_robin": _case(zero={"stage": 2, "round_robin_gradients": True}),
+    "zero3_bf16": _case(zero={"stage": 3, "stage3_param_persistence_threshold": 40}),
+    "zero3_fp32": _case(without=("bf16",), zero={"stage": 3, "sub_group_size": 300}),
     "stage0_bf16": _case(zero={"stage": 0}),
     "stage0_fp16": _case(without=("bf16",), fp16=_FP16, zero={"stage": 0}),
     "stage0_fp32": _case(without=("bf16",), zero={"stage": 0}),
@@ -167,14 +172,6 @@ def refusals(folder: Path) -> dict[str, str]:
     for _ in range(3):  # back to the border of an accumulation
         engine.backward(engine(torch.randn(4, 13).to(dtype)))
         engine.step()
-    saved = folder / "refuse.safetensors"
-    write(saved, {"engine": engine})
-
-    other = build(CASES["zero2_bf16"])
-    before = other.module.first.weight.detach().clone()
-    trial("another stage", lambda: read(saved, {"engine": other}))
-    assert torch.equal(before, other.module.first.weight), "a refused load changed weights"
-    trial("stage 3", lambda: capture({"engine": build(_case(zero={"stage": 3}))}))
     version, deepspeed.__version__ = deepspeed.__version__, "0.1.0"
     trial("another version", lambda: capture({"engine": engine}))
     deepspeed.__version__ = version

@@ -26,6 +26,8 @@ CASES = (
     "zero1_fp16",
     "zero2_bf16",
     "zero2_round_robin",
+    "zero3_bf16",
+    "zero3_fp32",
     "stage0_bf16",
     "stage0_fp16",
     "stage0_fp32",
@@ -112,7 +114,5 @@ def test_refusals_name_the_reason_and_change_nothing(tmp_path: Path) -> None:
     said = json.loads((tmp_path / "refusals.0.json").read_text())
     assert "gradients are waiting" in said["between backward and step"]
     assert "gradients are waiting" in said["half of an accumulation"]
-    assert "zero_stage: saved 1, now 2" in said["another stage"]
-    assert "ZeRO-3 is not supported" in said["stage 3"]
     assert "0.1.0 was not tried" in said["another version"]
     assert "EASYCKPT_DEEPSPEED_UNTESTED" in said["another version"]
