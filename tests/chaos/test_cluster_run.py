@@ -43,6 +43,7 @@ for step in range(start + 1, steps + 1):
     ck.save(state, step=step)
     with open(f"{out}/rank{rank}.jsonl", "a") as log:
         line = {"step": step, "generation": int(os.environ["AIMASTER_GENERATION"]), "resumed": start}
+        line |= {"ranks": dist.get_world_size(), "tier": ck.restored_from}
         log.write(json.dumps({**line, "node": os.environ["AIMASTER_NODE_ID"]}) + "\\n")
     time.sleep(0.1)
 ck.close()
@@ -68,10 +69,10 @@ class Job:
         self.ckpt = folder / "ckpt"
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, host: Host) -> None:
+    def start(self, host: Host, *, nnodes: str = "2") -> None:
         words = [
             "--nnodes",
-            "2",
+            nnodes,
             "--rdzv-endpoint",
             f"{self.cluster[0].address}:29400",
             "--rdzv-id",
@@ -166,3 +167,26 @@ def test_a_host_freezes_and_wakes(job: Job) -> None:
     job.cluster[1].cont()
     assert job.wait_for_exit(job.cluster[0], job.cluster[2]) == [0, 0]
     check_result(job)
+
+
+def test_a_job_goes_on_with_fewer_hosts_from_what_their_memory_holds(
+    make_cluster: Callable[[int], Cluster], tmp_path: Path
+) -> None:
+    cluster = make_cluster(2)
+    job = Job(cluster, tmp_path)
+    for host in cluster.hosts:
+        job.start(host, nnodes="1:2")
+    job.wait(
+        lambda: any(line["ranks"] == 2 and line["step"] >= 10 for line in job.lines(0)), "step 10 of two"
+    )
+    cluster[1].kill()
+    assert job.wait_for_exit(cluster[0]) == [0]
+    last = job.newest(0)
+    assert {line["ranks"] for line in last} == {1}
+    assert {line["tier"] for line in last} == {"memory"}  # its own piece, and the copy of the lost host's
+    resumed = last[0]["resumed"]
+    assert isinstance(resumed, int)
+    assert resumed >= 5, "a step from before the loss"
+    weights = json.loads((job.out / "result.json").read_text())
+    two, one = range(1, resumed + 1), range(resumed + 1, STEPS + 1)
+    assert set(weights) == {float(3 * sum(two) + sum(one))}
