@@ -48,7 +48,7 @@ PASS_S = 0.4
 PASS_MAX = 200
 SUSTAIN_S = 180.0
 SUSTAIN_SLICE_S = 5.0
-PATTERN_PART_BYTES = 1 << 30
+PATTERN_PART_BYTES = 256 << 20
 PATTERN_SHARE = 0.92
 """Of the free memory that is asked for: torch and the driver need the rest."""
 PATTERN_ROUNDS_MAX = 250
@@ -194,7 +194,7 @@ def _each(request: Request, device: type[Any], work: Work, *, together: bool) ->
         share_s = max(1.0, (ends - time.monotonic()) / (1 if together else max(1, count - group[0])))
         for index, answer in zip(group, run_forked(one, count=len(group), deadline_s=share_s), strict=True):
             answer = answer or {"index": index, "problem": f"no answer within {share_s:.0f} s"}
-            records.append(device(**{**answer, "uuid": answer.get("uuid", "")}))
+            records.append(device(**{"name": "", "uuid": "", **answer}))
     return "", tuple(records)
 
 

@@ -157,6 +157,36 @@ def test_the_problem_detector_gets_one_short_line(
     assert npd_answer(drilled(checks))[0] == code
 
 
+@pytest.mark.parametrize(
+    ("kind", "code"), [("slurm-prolog", 0), ("slurm-health", 0), ("k8s-init", 0), ("npd", 2)]
+)
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--levle", "quick"),
+        ("--only", "host.disc"),
+        ("--drill", "/nowhere.json"),
+        ("--fingerprint", "/no.json"),
+    ],
+)
+def test_a_typing_error_or_a_bug_never_drains_a_cluster(
+    kind: str,
+    code: int,
+    args: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert main(["hook", kind, *args]) == code
+    assert capsys.readouterr().err
+
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("no such thing should happen")
+
+    monkeypatch.setattr("sanitycheck.cli.hook.run", broken)
+    assert main(["hook", kind]) == code
+    assert "please report" in capsys.readouterr().err
+
+
 SCONTROL = """#!/bin/sh
 echo "$@" >> "$RECORD"
 [ "$1" = show ] && echo "NodeName=x State=$STATE Reason=$WHY"
