@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import easyckpt
-from easyckpt import api
+from easyckpt.overlap import stager
 
 
 def main() -> None:
@@ -76,16 +76,16 @@ def host_store() -> Any:
 
 
 def die_in_copy(step: int) -> None:
-    """Write half of the slot, then die."""
-    write = api.write
+    """Write rubbish over half of the slot, then die."""
+    write_plain = stager.write_plain
 
-    def half(slot: Any, layout: Any, *, captured: Any, fresh: bool) -> None:
-        if captured.plain.find(b"\xa5count" + bytes([step])) >= 0:
+    def half(slot: Any, layout: Any, plain: bytes) -> None:
+        if plain.find(b"\xa5count" + bytes([step])) >= 0:
             slot[: layout.body_bytes // 2] = b"\xee" * (layout.body_bytes // 2)
             os.kill(os.getpid(), signal.SIGKILL)
-        write(slot, layout, captured=captured, fresh=fresh)
+        write_plain(slot, layout, plain)
 
-    api.write = half
+    stager.write_plain = half
 
 
 if __name__ == "__main__":
