@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aimaster.core.events import ERROR_TEXT_CHARS_MAX
 
@@ -68,6 +68,11 @@ def from_silence(stdout: str, stderr: str) -> Failure:
     """Where there is no traceback: the last lines of the output, and no digest."""
     text = stderr.strip() or stdout.strip()
     return Failure(text=text[-ERROR_TEXT_CHARS_MAX:])
+
+
+def led_by(sentence: str, said: Failure) -> Failure:
+    """What was said, with a line of the agent's own in front; the digest stays the failure's own."""
+    return replace(said, text=_cut(sentence + said.text)) if sentence else said
 
 
 def _exception_line(lines: list[str], begin: int) -> int | None:

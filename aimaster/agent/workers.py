@@ -24,6 +24,7 @@ from pathlib import Path
 from aimaster.agent import assignment as words
 from aimaster.agent import failure, proc
 from aimaster.agent.assignment import Assignment, NodeIdentity
+from aimaster.agent.oom import OomKills
 from aimaster.agent.ranks import RankState, ToldWorld, of_command, progress_of
 from aimaster.agent.reaper import OWNER_VARIABLE, Reaper
 from aimaster.agent.reports import LAST_LINES_CHARS_MAX, StopOutcome, WorkerExit
@@ -103,6 +104,7 @@ class Workers:
         self._assignment: Assignment | None = None
         self._page: ProgressPage | None = None
         self._world = ToldWorld()
+        self._ooms = OomKills()
         self._stopping = False
         self._changing = asyncio.Lock()
         self._how = ""
@@ -180,6 +182,7 @@ class Workers:
                 raise RuntimeError("the workers of an earlier generation were not stopped")
             self._release()
             self._stopping = False
+            self._ooms.mark()
             self._assignment = assignment
             page = self._page = ProgressPage(self._nproc)
             ranks = [(index, assignment.first_rank + index) for index in range(self._nproc)]
@@ -293,6 +296,8 @@ class Workers:
     def _report(self, worker: _Worker, status: int) -> WorkerExit:
         code = os.waitstatus_to_exitcode(status)
         said = _failure(worker.io, code)
+        if code != 0:
+            said = failure.led_by(self._ooms.sentence(), said)
         record = self._record(worker)
         assert self._assignment is not None  # set before any worker exists
         return WorkerExit(
