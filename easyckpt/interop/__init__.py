@@ -6,6 +6,7 @@ format           outwards                                    inwards
 ``torch``        a file for a weights-only ``torch.load``    such a file
 ``huggingface``  a model's weights as safetensors shards     such a folder, or one such file
 ``dcp``          a folder of ``dcp.save``                    such a folder
+``deepspeed``    a universal checkpoint                      such a folder
 ===============  ==========================================  =================================
 
 Everything is proved while it is read, what is written appears whole or not at all, and tensors pass
@@ -25,12 +26,13 @@ from easyckpt.interop.dcpfolder import METADATA_FILE, export_dcp, read_dcp
 from easyckpt.interop.huggingface import SHARD_BYTES, export_huggingface, read_huggingface
 from easyckpt.interop.stored import OnBytes, open_step
 from easyckpt.interop.torchfile import export_torch, read_torch
+from easyckpt.interop.universal import export_universal, is_universal, read_universal
 from easyckpt.paths import StepName
 from easyckpt.storage import open_storage
 
 __all__ = ["FORMATS", "ImportOptions", "export_step", "import_state"]
 
-FORMATS = ("torch", "huggingface", "dcp")
+FORMATS = ("torch", "huggingface", "dcp", "deepspeed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,8 @@ def export_step(
         export_torch(stored, target, on_bytes=on_bytes)
     elif to == "dcp":
         export_dcp(stored, target, on_bytes=on_bytes)
+    elif to == "deepspeed":
+        export_universal(stored, target, key=key, on_bytes=on_bytes)
     else:
         export_huggingface(stored, target, key=key, shard_bytes=SHARD_BYTES, on_bytes=on_bytes)
     return stored.step
@@ -120,6 +124,8 @@ def import_state(
         tree = read_dcp(
             source, folder=scratch_folder(storage), objects=chosen.objects, parameters=chosen.parameters
         )
+    elif kind == "deepspeed":
+        tree = read_universal(source, key=chosen.key)
     else:
         tree = {chosen.key: read_huggingface(source)}
     return commit_state(storage, tree, step=step, on_bytes=on_bytes)
@@ -135,6 +141,8 @@ def detect(source: str) -> str:
     if path.is_dir():
         if (path / METADATA_FILE).is_file():
             return "dcp"
+        if is_universal(path):
+            return "deepspeed"
         if any(path.glob("*.safetensors")) or any(path.glob("*.safetensors.index.json")):
             return "huggingface"
     elif path.is_file():
