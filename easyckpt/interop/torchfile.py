@@ -69,10 +69,18 @@ def load_weights_only(source: str | os.PathLike[str]) -> Any:
         if type(error).__name__ != "UnpicklingError":
             raise
         raise Misuse(
-            f"it holds what only unpickling could read: {_first_line(error)}",
+            f"it holds what only unpickling could read: {_unsafe(path) or _first_line(error)}",
             where=str(path),
             hint="load it with torch.load in a program of yours, and call Checkpointer.save there",
         ) from error
+
+
+def _unsafe(path: Path) -> str:
+    """What the file would import beyond what a weights-only load allows."""
+    try:
+        return ", ".join(torch.serialization.get_unsafe_globals_in_checkpoint(path)[:5])
+    except (ValueError, RuntimeError, AttributeError):
+        return ""
 
 
 def _first_line(error: Exception) -> str:

@@ -10,7 +10,7 @@
 Outwards, from a DeepSpeed engine's part, or from a module and its optimizer. DeepSpeed loads the folder with
 ``"checkpoint": {"load_universal": true}`` in its configuration; it leaves the module's buffers alone.
 Inwards, to a module in fp32 and an optimizer, which a job without DeepSpeed loads. All is read weights-only;
-DeepSpeed's two loss scalers, which are plain data, are let through where DeepSpeed is installed.
+three classes of DeepSpeed that are plain data are let through where it is installed.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def read_universal(source: str, *, key: str = "model") -> dict[str, Any]:
         if Path(tag).name != tag:
             raise CorruptCheckpoint(f"it names a folder outside: {tag[:100]!r}", where=str(path / _LATEST))
         path = path / tag
-    with torch.serialization.safe_globals(_scalers()):
+    with torch.serialization.safe_globals(_plain_classes()):
         groups = load_weights_only(path / "zero" / "optimizer_state.pt")["param_groups"]
         model_file = load_weights_only(path / _MODEL_FILE)
     shapes = model_file["param_shapes"]
@@ -255,9 +255,17 @@ def _moment(what: str, value: Any, weights: torch.Tensor) -> Any:
     return tensor.view(weights.shape) if tensor.numel() == weights.numel() else tensor
 
 
-def _scalers() -> list[Any]:
+_PLAIN = {
+    "deepspeed.runtime.fp16.loss_scaler": ("LossScaler", "DynamicLossScaler"),
+    "deepspeed.runtime.zero.config": ("ZeroStageEnum",),
+}
+"""Classes of DeepSpeed that hold nothing but numbers, and stand in what it writes."""
+
+
+def _plain_classes() -> list[Any]:
     try:
-        module = importlib.import_module("deepspeed.runtime.fp16.loss_scaler")
-    except ImportError:
-        return []
-    return [module.LossScaler, module.DynamicLossScaler]
+        return [
+            getattr(importlib.import_module(module), name) for module in _PLAIN for name in _PLAIN[module]
+        ]
+    except (ImportError, AttributeError):
+        return []  # then a file with one of them is refused, with its name

@@ -53,16 +53,43 @@ def test_a_deepspeed_job_goes_on_from_each(tmp_path: Path) -> None:
         wanted = results(tmp_path, "save", rank)["undisturbed"]
         found = results(tmp_path, "load", rank)
         assert found == {"ours": wanted, "theirs": wanted, "universal": wanted}
-    # And into a job that knows nothing of DeepSpeed, at another size.
-    root = str(tmp_path / "plain")
-    assert main(["import", str(tmp_path / "universal"), root, "--step", "3"]) == 0
+    convert(tmp_path / "theirs" / "global_step3", tmp_path / "converted" / "global_step3")
+    for name in ("universal", "converted"):
+        into_a_plain_job(tmp_path / name, str(tmp_path / f"plain-{name}"))
+
+
+def convert(source: Path, target: Path) -> None:
+    """By DeepSpeed's own program."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"),
+            *("--num_extract_workers", "1", "--num_merge_workers", "1"),
+            *("--input_folder", str(source), "--output_folder", str(target)),
+        ],
+        env={**os.environ, "DS_ACCELERATOR": "cpu", **EXTENSIONS},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def into_a_plain_job(source: Path, root: str) -> None:
+    """A job that knows nothing of DeepSpeed, at another size."""
+    tag = source / "global_step3"
+    assert main(["import", str(tag), root, "--step", "3"]) == 0
     net = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3))
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.5)
     with easyckpt.Checkpointer(root) as checkpointer:
         found_step = checkpointer.load({"model": net, "optimizer": optimizer}, strict=False)
     assert found_step == 3
     assert optimizer.state[net[0].weight]["step"] == 3
-    assert optimizer.state[net[0].weight]["exp_avg"].abs().sum() > 0
+    for name, parameter in net.named_parameters():
+        wanted = torch.load(tag / "zero" / name / "fp32.pt", weights_only=True)["param"]
+        assert torch.equal(parameter, wanted.view(parameter.shape))
+        moment = torch.load(tag / "zero" / name / "exp_avg.pt", weights_only=True)["param"]
+        assert torch.equal(optimizer.state[parameter]["exp_avg"], moment.view(parameter.shape))
 
 
 def test_a_module_and_its_optimizer_go_there_and_back(tmp_path: Path) -> None:

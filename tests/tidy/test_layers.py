@@ -114,6 +114,11 @@ ROWS = (
         own=("easyckpt",),
         others=("torch", "deepspeed", "numpy"),
     ),
+    Row(
+        prefix="easyckpt.interop.universal",
+        own=("easyckpt",),
+        others=("torch", "deepspeed"),
+    ),
     *(
         Row(prefix=f"easyckpt.integrations.{name}", own=("easyckpt",), others=("torch", framework))
         for name, framework in (
