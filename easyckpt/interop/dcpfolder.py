@@ -28,7 +28,7 @@ from easyckpt.interop.dcpreader import prove_weights_only
 from easyckpt.interop.picklescan import check_imports
 from easyckpt.interop.publish import new_path
 from easyckpt.interop.scratch import mapped, tensors_of
-from easyckpt.interop.statedict import from_state_dict, nested, to_state_dict
+from easyckpt.interop.statedict import STEP_KEY, from_state_dict, nested, to_state_dict
 from easyckpt.interop.stored import OnBytes, StoredStep
 
 __all__ = ["METADATA_FILE", "export_dcp", "read_dcp"]
@@ -68,7 +68,7 @@ def export_dcp(step: StoredStep, target: str, *, on_bytes: OnBytes | None = None
         state = to_state_dict(tree, tensors.__getitem__, by_name=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that no process group is there, which is meant
-            save({**state, "easyckpt_step": step.step}, checkpoint_id=path, no_dist=True)
+            save({**state, STEP_KEY: step.step}, checkpoint_id=path, no_dist=True)
 
 
 def read_dcp(

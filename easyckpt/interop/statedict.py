@@ -26,7 +26,18 @@ import torch
 from easyckpt.errors import Misuse
 from easyckpt.plain import PartNode, TensorRef, join
 
-__all__ = ["ImportedPart", "from_state_dict", "module_part", "nested", "optimizer_part", "to_state_dict"]
+__all__ = [
+    "STEP_KEY",
+    "ImportedPart",
+    "from_state_dict",
+    "module_part",
+    "nested",
+    "optimizer_part",
+    "to_state_dict",
+]
+
+STEP_KEY = "easyckpt_step"
+"""Key of an export that holds the step; an import leaves it out."""
 
 _BUFFER_SUFFIXES = ("running_mean", "running_var", "num_batches_tracked")
 _SCHEDULER_KEYS = ({"last_epoch"}, {"_step_count"})
@@ -160,6 +171,7 @@ def from_state_dict(
     """
     if not isinstance(value, Mapping):
         raise Misuse(f"the file holds {type(value).__name__}, not a dict of states")
+    value = {key: item for key, item in value.items() if key != STEP_KEY}
     if _is_module(value):
         value = {model_key: value}
     if not all(type(key) is str for key in value):

@@ -12,7 +12,7 @@ import torch
 from easyckpt.errors import CorruptCheckpoint, Misuse
 from easyckpt.interop.publish import new_path
 from easyckpt.interop.scratch import tensors_of
-from easyckpt.interop.statedict import from_state_dict, to_state_dict
+from easyckpt.interop.statedict import STEP_KEY, from_state_dict, to_state_dict
 from easyckpt.interop.stored import OnBytes, StoredStep
 
 __all__ = ["export_torch", "load_weights_only", "read_torch"]
@@ -33,7 +33,7 @@ def export_torch(step: StoredStep, target: str, *, on_bytes: OnBytes | None = No
         tensors = tensors_of(
             step, {name: name for name in step.tensors}, folder=path.parent, on_bytes=on_bytes
         )
-        torch.save({**to_state_dict(tree, tensors.__getitem__), "easyckpt_step": step.step}, path)
+        torch.save({**to_state_dict(tree, tensors.__getitem__), STEP_KEY: step.step}, path)
 
 
 def read_torch(
