@@ -279,7 +279,7 @@ def compare_groups(
     Args:
         kind: the optimizer's class.
         have: names of the parameters in each of its groups.
-        plain: what was saved.
+        plain: what was saved; an import has no class.
         context: of the load; one that is not strict takes all.
 
     Raises:
@@ -287,7 +287,7 @@ def compare_groups(
     """
     if not context.strict:
         return
-    if kind != plain["class"]:
+    if plain["class"] and kind != plain["class"]:  # an import does not know it
         raise StateMismatch(
             f"an optimizer {kind} cannot take the state of {plain['class']}",
             changed=(context.path,),
