@@ -30,11 +30,12 @@ from easyckpt.errors import (
     SaverUnavailable,
     Unprotected,
 )
+from easyckpt.gate import Gate
 from easyckpt.handle import SaveHandle
 from easyckpt.keep import KeepPolicy
 from easyckpt.link import RankLink
 from easyckpt.only import Selection
-from easyckpt.options import open_options
+from easyckpt.options import Interval, absolute_root, open_options
 from easyckpt.overlap.fence import fence
 from easyckpt.overlap.stager import Stager
 from easyckpt.overlap.witness import VERIFY_KINDS, Verify
@@ -57,9 +58,10 @@ class Checkpointer:
 
     Args:
         root: the checkpoint folder, or a URL; None takes ``EASYCKPT_DIR``.
-        disk_interval: how often a step goes to storage: whenever the last one is done (None), every so many
-        steps
-            (int) or seconds (float).
+        interval: which steps are saved at all: each one (None), every so many steps (int) or seconds
+            (float), or ``"auto"``, what loses least. With ``block=True`` a step is saved whatever the
+            interval.
+        disk_interval: which of them go to storage: whenever the last one is done (None), steps or seconds.
         keep: how many durable steps stay, or a policy: ``KeepLatest(2) | KeepEvery(1000)``.
         overlap: whether the copy goes on behind `save`; None measures what costs training less.
         verify: how a copy that goes on behind `save` is proved: ``sample`` compares version counters and a
@@ -75,18 +77,24 @@ class Checkpointer:
         self,
         root: str | os.PathLike[str] | None = None,
         *,
+        interval: Interval = None,
         disk_interval: int | float | None = None,
         keep: int | KeepPolicy = 2,
         overlap: bool | None = None,
         verify: Verify = "sample",
         max_unprotected_s: float | None = None,
     ) -> None:
-        self._root = _absolute(root)
+        self._root = absolute_root(root)
         if verify not in VERIFY_KINDS:
             raise Misuse(f"verify={verify!r} is not possible", hint=f"one of {', '.join(VERIFY_KINDS)}")
         self._open_options = open_options(
-            self._root, disk_interval=disk_interval, keep=keep, max_unprotected_s=max_unprotected_s
+            self._root,
+            interval=interval,
+            disk_interval=disk_interval,
+            keep=keep,
+            max_unprotected_s=max_unprotected_s,
         )
+        self._gate = Gate(interval if isinstance(interval, int) else 1)
         # Only reads the environment: where an agent started us, a missing variable is seen here and not
         # later.
         self._mooring: Mooring | None = moor(self._root) if os.environ.get("EASYCKPT_SAVER") else None
@@ -137,6 +145,7 @@ class Checkpointer:
         check_state(state)
         self._settle()
         self._stager.forget()
+        self._gate.forget()
         link = self._connected()
         index = self._loads
         self._loads += 1
@@ -179,18 +188,23 @@ class Checkpointer:
         """
         self._check_open()
         number = _step(step)
+        early = self._gate.early(number, block=block)
+        if early is not None:
+            return early
         self._settle()
+        began = time.monotonic()
         self._stager.capture(state)
         try:
             link = self._connected()
+            link.cost_s = self._gate.cost_s
             handle = self._stager.stage(link, number, metrics=dict(metrics or {}), block=block)
         except EnvironmentFault as error:
             self._lose_saver(error)
             self._check_protected(error)
-            return SaveHandle(
-                number, seat=None, info=StageInfo(step=number, stage="failed", reason=str(error))
-            )
+            info = StageInfo(step=number, stage="failed", reason=str(error))
+            return SaveHandle(number, seat=None, info=info)
         self._continuing = True
+        self._gate.told(handle, time.monotonic() - began)
         return handle
 
     def fence(self) -> None:
@@ -303,18 +317,6 @@ class Checkpointer:
             self._link = None
 
 
-def _absolute(root: str | os.PathLike[str] | None) -> str:
-    text = os.fspath(root) if root is not None else os.environ.get("EASYCKPT_DIR", "")
-    if not text:
-        raise Misuse(
-            "no checkpoint folder is named",
-            hint='pass one: Checkpointer("checkpoints/run1"), or set EASYCKPT_DIR',
-        )
-    if "://" in text:
-        return text
-    return os.path.abspath(os.path.expanduser(text))
-
-
 def _step(value: SupportsIndex) -> int:
     try:
         step = operator.index(value)
@@ -331,6 +333,7 @@ _default: Checkpointer | None = None
 def init(
     root: str | os.PathLike[str] | None = None,
     *,
+    interval: Interval = None,
     disk_interval: int | float | None = None,
     keep: int | KeepPolicy = 2,
     overlap: bool | None = None,
@@ -347,6 +350,7 @@ def init(
         raise Misuse("there is a default checkpointer already", hint="call easyckpt.close() first")
     _default = Checkpointer(
         root,
+        interval=interval,
         disk_interval=disk_interval,
         keep=keep,
         overlap=overlap,

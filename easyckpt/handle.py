@@ -54,6 +54,11 @@ class SaveHandle:
         return self._info.stage
 
     @property
+    def not_before(self) -> int:
+        """Of a step that was not due: no earlier one than this will be; 0 if nothing is known."""
+        return self._info.not_before
+
+    @property
     def skipped(self) -> bool:
         """Whether the save never began."""
         return self._info.stage == "skipped"

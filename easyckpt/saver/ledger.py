@@ -183,7 +183,7 @@ class Ledger:
             entry.unprotected = bool(exposed)
             entry.not_before = due if early else 0
             if reason:
-                self.skipped += 1
+                self.skipped += not early
             else:
                 self._in_flight = entry
                 self.pacer.granted(step, now)

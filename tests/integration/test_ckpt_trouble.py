@@ -229,3 +229,38 @@ def test_a_job_whose_disk_is_full_trains_on_and_says_so(small_disk: Path, tmp_pa
     assert "closed" in run.stdout
     assert "checkpoints are degraded" in run.stderr
     assert "no longer degraded" in run.stderr
+
+
+def test_an_interval_is_kept_by_all_ranks_together(nodes: Nodes) -> None:
+    nodes.begin(1, [nodes.start()], ranks=2)
+    workers = nodes.workers(interval=3600.0)
+    saved: dict[int, list[int]] = {0: [], 1: []}
+    for step in range(1, 200):
+        # Now the one rank asks first, now the other.
+        for rank in (0, 1) if step % 2 else (1, 0):
+            handle = workers[rank].save(state(step, 10), step=step)
+            if not handle.skipped:
+                saved[rank].append(step)
+            else:
+                assert handle.reason.startswith("not due: no step before")
+    assert saved == {0: [1], 1: [1]}
+    for worker in workers:
+        handle = worker.save(state(200, 10), step=200, block=True)
+    handle.wait("memory", 60)
+
+
+def test_an_interval_in_steps_asks_nobody(nodes: Nodes) -> None:
+    worker = one_rank(nodes, interval=5)
+    handles = {step: worker.save(state(step, 10), step=step) for step in range(1, 5)}
+    assert all(handle.reason == "not due: every 5 steps are saved" for handle in handles.values())
+    worker.save(state(5, 10), step=5).wait("durable", 60)
+    for bad in (0, -1, True, "often"):
+        with pytest.raises(Misuse):
+            Checkpointer(nodes.folder, interval=bad)  # type: ignore[arg-type]
+
+
+def test_the_interval_that_loses_least_is_found(nodes: Nodes) -> None:
+    worker = one_rank(nodes, interval="auto")
+    assert not worker.save(state(1, 10), step=1).skipped
+    assert worker.save(state(2, 10), step=2).skipped, "not every step is worth it"
+    assert not worker.save(state(3, 10), step=3, block=True).skipped
