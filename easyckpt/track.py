@@ -195,10 +195,25 @@ class _Before:
                 raise Changed
             return NotImplemented
         if found[0] is not value:
-            raise Changed
+            self._swap_object(path, value)
         self._parts_seen += 1
         self._seen += len(self._names[path])
         return PartNode(adapter=found[1].name, tensors=self._names[path], plain=self._plain[path])
+
+    def _swap_object(self, path: str, value: Any) -> None:
+        """Take an object without tensors of its own, such as `RNG()`, in the place of the last one."""
+        known, adapter = self._parts.found[path]
+        if (
+            type(value) is not type(known)
+            or self._names[path]
+            or self._parts.captured[path].again is not None
+        ):
+            raise Changed
+        now = adapter.capture(value, self._parts.context(path))
+        if now.tensors:
+            raise Changed
+        self._parts.found[path] = (value, adapter)
+        self._plain[path] = now.plain
 
     def _swap(self, place: int, value: torch.Tensor) -> None:
         """Take a tensor in the place of the last one of that name."""

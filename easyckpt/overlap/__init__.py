@@ -10,7 +10,6 @@ module         does
 ``pace``       whether overlapping pays, from what saves have cost
 ``touch``      makes a slot's pages present before they are written
 ``stager``     one save from the state to the seal
-``cuda``       the same for tensors on a GPU
 =============  ======================================================================================
 """
 
