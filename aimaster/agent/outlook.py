@@ -24,10 +24,13 @@ class Outlook:
 
     seen: tuple[str, ...]
     unseen: tuple[str, ...]
+    limits: str = ""
+    """When workers hang, in a few words; empty where nobody looks."""
 
     def __str__(self) -> str:
-        seen = ", ".join(self.seen) or "nothing"
-        return f"watching {seen}" + (f"; not {', '.join(self.unseen)}" if self.unseen else "")
+        seen = f"watching {', '.join(self.seen) or 'nothing'}"
+        unseen = f"not {', '.join(self.unseen)}" if self.unseen else ""
+        return "; ".join(part for part in (seen, unseen, self.limits) if part)
 
 
 def look_out(config: RunConfig, env: Mapping[str, str], spy: Spy) -> Outlook:
@@ -46,6 +49,16 @@ def look_out(config: RunConfig, env: Mapping[str, str], spy: Spy) -> Outlook:
     return Outlook(
         seen=tuple(name for name, why_not in witnesses.items() if not why_not),
         unseen=tuple(why_not for why_not in witnesses.values() if why_not),
+        limits=_limits(config),
+    )
+
+
+def _limits(config: RunConfig) -> str:
+    hangs = config.hangs
+    if not hangs.enabled:
+        return ""
+    return (
+        f"a hang is {hangs.floor_s:g} s without a step where waiting cannot end, {hangs.busy_s:g} s of work"
     )
 
 
