@@ -196,6 +196,8 @@ class Reason(str, Enum):
     NO_BASELINE = "no_baseline"
     BITS_EQUAL = "bits_equal"
     BITS_DIFFER = "bits_differ"
+    BITS_DIFFER_DEVICE = "bits_differ_device"
+    BITS_NOT_COMPARED = "bits_not_compared"
     MEMBW = "membw"
     MEMBW_SLOW = "membw_slow"
     MEMBW_WRONG = "membw_wrong"

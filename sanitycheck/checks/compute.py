@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from sanitycheck.checks.baseline import against_record, best_of
-from sanitycheck.facts.bitwise import BitwiseFacts
+from sanitycheck.facts.bitwise import BitwiseFacts, DigestDevice
 from sanitycheck.facts.collective import CollectiveFacts
 from sanitycheck.facts.gemm import GemmFacts
 from sanitycheck.facts.membw import MembwFacts
@@ -98,7 +100,39 @@ def judge_bitwise(facts: BitwiseFacts, options: Options) -> tuple[Finding, ...]:
     if len(set(facts.digests)) != 1 or not all(facts.repeats_equal):
         named["digests"] = ", ".join(digest[:12] for digest in facts.digests)
         return (Finding(verdict=Verdict.FAIL, reason=Reason.BITS_DIFFER, facts=named, blocking=True),)
-    return (Finding(verdict=Verdict.PASS, reason=Reason.BITS_EQUAL, facts=named),)
+    return (
+        Finding(verdict=Verdict.PASS, reason=Reason.BITS_EQUAL, facts=named),
+        *_bitwise_devices(facts.devices),
+    )
+
+
+def _bitwise_devices(devices: Sequence[DigestDevice]) -> list[Finding]:
+    """Devices of one model against the digest that most of them have, and each against itself."""
+    found = []
+    for device in devices:
+        subject = f"gpu:{device.index}"
+        if device.problem:
+            named: dict[str, Any] = {"message": device.problem}
+            found.append(
+                Finding(
+                    verdict=Verdict.UNKNOWN, reason=Reason.BITS_NOT_COMPARED, subject=subject, facts=named
+                )
+            )
+            continue
+        siblings = Counter(one.digest for one in devices if one.name == device.name and not one.problem)
+        usual = siblings.most_common(1)[0][0]
+        if device.digest != usual or not device.again:
+            named = {"model": device.name, "digest": device.digest[:12], "usual": usual[:12]}
+            found.append(
+                Finding(
+                    verdict=Verdict.FAIL,
+                    reason=Reason.BITS_DIFFER_DEVICE,
+                    subject=subject,
+                    facts=named,
+                    blocking=True,
+                )
+            )
+    return found
 
 
 def judge_collective(facts: CollectiveFacts, options: Options) -> tuple[Finding, ...]:

@@ -15,9 +15,10 @@ from typing import Any
 
 from sanitycheck.errors import ChildFailedError, NotApplicableError
 from sanitycheck.facts.forked import run_forked
+from sanitycheck.facts.nvml import may_have_devices
 from sanitycheck.facts.request import Request
 
-__all__ = ["BitwiseFacts", "collect"]
+__all__ = ["BitwiseFacts", "DigestDevice", "collect"]
 
 SEED = 20240229
 ROUNDS = 3
@@ -27,20 +28,37 @@ RESERVE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DigestDevice:
+    """The same work on a device, twice; ``problem`` is the error where it could not be done."""
+
+    index: int = 0
+    name: str = ""
+    digest: str = "0"
+    again: bool = True
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BitwiseFacts:
-    """Digests of each child's rounds, and the processor each was pinned to (-1: not pinned)."""
+    """Digests of each child's rounds, and the processor each was pinned to (-1: not pinned).
+
+    ``devices`` holds those of NVIDIA devices; only devices of one model are compared with each other.
+    """
 
     library: str = "torch"
     digests: tuple[str, ...] = ("0", "0")
     repeats_equal: tuple[bool, ...] = (True, True)
     processors: tuple[int, ...] = (0, 1)
+    devices: tuple[DigestDevice, ...] = ()
 
 
-def _torch_work(torch: Any) -> bytes:
+def _torch_work(torch: Any, device: str = "cpu") -> bytes:
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(SEED)
-    inputs = torch.randn(64, 256, generator=generator)
-    weights = [(torch.randn(256, 256, generator=generator) / 16).requires_grad_() for _ in range(4)]
+    inputs = torch.randn(64, 256, generator=generator).to(device)
+    weights = [
+        (torch.randn(256, 256, generator=generator) / 16).to(device).requires_grad_() for _ in range(4)
+    ]
     hasher = hashlib.sha256()
     for _ in range(ROUNDS):
         hidden = inputs
@@ -51,9 +69,8 @@ def _torch_work(torch: Any) -> bytes:
         with torch.no_grad():
             for weight, gradient in zip(weights, gradients, strict=True):
                 weight -= 0.1 * gradient
-                hasher.update(
-                    weight.detach().numpy().tobytes() if _has_numpy() else bytes(weight.untyped_storage())
-                )
+                here = weight.detach().cpu()
+                hasher.update(here.numpy().tobytes() if _has_numpy() else bytes(here.untyped_storage()))
     return hasher.digest()
 
 
@@ -76,6 +93,31 @@ def _numpy_work(numpy: Any) -> bytes:
             hidden = hidden / numpy.sqrt(numpy.square(hidden).mean(axis=1, keepdims=True) + 1e-6)
             hasher.update(hidden.tobytes())
     return hasher.digest()
+
+
+def _devices(torch: Any, request: Request) -> tuple[DigestDevice, ...]:
+    """The work on every NVIDIA device, each in a child of its own: CUDA does not survive a fork."""
+    count = torch.cuda.device_count() if may_have_devices() else 0
+    if not count:
+        return ()
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS may sum in another order
+
+    def one(index: int) -> dict[str, Any]:
+        try:
+            torch.use_deterministic_algorithms(True)
+            torch.cuda.set_device(index)
+            name = torch.cuda.get_device_properties(index).name
+            first, second = (_torch_work(torch, f"cuda:{index}") for _ in range(2))
+        except RuntimeError as error:
+            return {"index": index, "problem": (str(error).splitlines() or ["no message"])[0][:300]}
+        return {"index": index, "name": name, "digest": first.hex()[:32], "again": first == second}
+
+    request.tell(f"computing on {count} devices")
+    answers = run_forked(one, count=count, deadline_s=max(1.0, request.deadline_s / 2 - RESERVE_S))
+    return tuple(
+        DigestDevice(**(answer or {"index": index, "problem": "no answer in time"}))
+        for index, answer in enumerate(answers)
+    )
 
 
 def collect(request: Request) -> BitwiseFacts:
@@ -106,14 +148,16 @@ def collect(request: Request) -> BitwiseFacts:
         return {"digest": first.hex()[:32], "again": first == second, "processor": pinned}
 
     request.tell("computing")
-    answers = run_forked(one, count=CHILDREN, deadline_s=max(1.0, request.deadline_s - RESERVE_S))
+    answers = run_forked(one, count=CHILDREN, deadline_s=max(1.0, request.deadline_s / 2 - RESERVE_S))
     lost = [index for index, answer in enumerate(answers) if answer is None]
     if lost:
         raise ChildFailedError(f"child {lost[0]} on processor {processors[lost[0]]} gave no answer")
     found = [answer for answer in answers if answer is not None]
+    devices = _devices(library, request) if work is _torch_work else ()
     return BitwiseFacts(
         library=name,
         digests=tuple(answer["digest"] for answer in found),
         repeats_equal=tuple(answer["again"] for answer in found),
         processors=tuple(answer["processor"] for answer in found),
+        devices=devices,
     )

@@ -47,6 +47,11 @@ MEASURES: Mapping[Reason, Text] = {
     Reason.DCGM_FAILED: Text(
         "{name}: {status}: {info}", "see dcgmi diag -r 3 -v; drain the node if it stays"
     ),
+    Reason.BITS_DIFFER_DEVICE: Text(
+        "the same work gave other bits ({digest}) than on its siblings or before ({usual}, {model})",
+        "do not train here; drain the node and have the device tested (level deep)",
+    ),
+    Reason.BITS_NOT_COMPARED: Text("could not be compared: {message}", "see gpu.context; then repeat"),
     Reason.MEMBW: Text("{gb_s} GB/s read and written by {threads} threads", "nothing to do"),
     Reason.MEMBW_SLOW: Text(
         "{gb_s} GB/s, {share} of what this node once gave ({baseline})",

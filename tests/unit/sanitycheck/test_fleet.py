@@ -22,6 +22,7 @@ from sanitycheck.group.lead import Lead, Schedule
 from sanitycheck.group.member import Member
 from sanitycheck.group.run import GroupPlace
 from sanitycheck.group.wire import LINE_BYTES_MAX, Lines
+from sanitycheck.judge import judge
 from sanitycheck.options import Options
 from sanitycheck.outcome import Cannot
 from sanitycheck.reasons import Reason
@@ -188,6 +189,30 @@ def test_nobody_to_join_is_unknown_and_never_a_bad_node() -> None:
     member.close()
     assert isinstance(outcome, Cannot)
     assert "cannot be joined" in outcome.message
+
+
+def test_a_group_that_is_stopped_is_unknown_and_calls_nobody_bad() -> None:
+    endpoint = ("127.0.0.1", free_port())
+    lead = Lead(endpoint, nnodes=2, group="g", schedule=Schedule(join_s=60.0))
+    lead.start()
+    member = Member(endpoint, rank=1, group="g", join_s=10.0)
+    lead.stop()
+    outcome = member.take_part({}, limit_s=60.0, stopped=lambda: False)
+    member.close()
+    lead.join()
+    findings = judge(by_id("coll.localise"), Options(), outcome=outcome)
+    assert {finding.verdict for finding in findings} == {Verdict.UNKNOWN}
+
+
+def test_a_lead_that_dies_is_unknown_and_calls_nobody_bad() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        member = Member(server.getsockname(), rank=1, group="g", join_s=10.0)
+        peer, _ = server.accept()
+        peer.close()
+        outcome = member.take_part({}, limit_s=60.0, stopped=lambda: False)
+        member.close()
+    assert isinstance(outcome, Cannot)
+    assert outcome.kind == "child_failed"
 
 
 def test_lines_are_bounded_and_must_be_objects() -> None:

@@ -38,6 +38,10 @@ def volume(**facts: Any) -> dict[str, Any]:
     return {"volumes": [facts]}
 
 
+def bits(*digests: str) -> dict[str, Any]:
+    return {"devices": [{"index": i, "name": "H100", "digest": d} for i, d in enumerate(digests)]}
+
+
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, str, bool]] = [
     # check, facts, options, verdict, reason, blocking
     ("env.capabilities", {"sees": {"kernel log": False}}, {}, "pass", "capabilities", False),
@@ -263,6 +267,18 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str, str, bool]] = [
     ("num.bitwise", {}, {}, "pass", "bits_equal", False),
     ("num.bitwise", {"digests": ["a", "b"]}, {}, "fail", "bits_differ", True),
     ("num.bitwise", {"repeats_equal": [True, False]}, {}, "fail", "bits_differ", True),
+    ("num.bitwise", bits("a", "a", "b"), {}, "fail", "bits_differ_device", True),
+    ("num.bitwise", bits("a", "a", "a"), {}, "pass", "bits_equal", False),
+    ("num.bitwise", {"devices": [{"digest": "a", "again": False}]}, {}, "fail", "bits_differ_device", True),
+    (
+        "num.bitwise",
+        {"devices": [{"name": "A", "digest": "a"}, {"name": "B"}]},
+        {},
+        "pass",
+        "bits_equal",
+        False,
+    ),
+    ("num.bitwise", {"devices": [{"problem": "CUDA error"}]}, {}, "unknown", "bits_not_compared", False),
     (
         "coll.intra",
         {"mb_s": {"all_reduce": 900.0, "all_gather": 500.0, "all_to_all": 1.0}},
