@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -333,9 +333,11 @@ class Vault:
         """Read one hash chunk and prove it."""
         read_chunk(self._storage, located.record, index=index, into=into, step=located.step)
 
-    def load(self, located: LocatedPiece, into: memoryview) -> Layout:
-        """Read a piece and prove every byte."""
-        return read_body(self._storage, located, into=into)
+    def load(
+        self, located: LocatedPiece, into: memoryview, *, have: Mapping[int, memoryview] | None = None
+    ) -> Layout:
+        """Read a piece and prove every byte; see `read_body`."""
+        return read_body(self._storage, located, into=into, have=have)
 
 
 def _software() -> str:

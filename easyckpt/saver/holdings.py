@@ -178,6 +178,11 @@ class Holdings:
         self._reserve(held.rank, body_bytes)
         return self._append(held, layout, body_bytes)
 
+    def clear_beside(self, held: Held, *, body_bytes: int) -> Callable[[], Slot] | None:
+        """What makes the slot that `place_beside` would, as by `clear_way`."""
+        self._replace(held)
+        return self._maker(held.rank, body_bytes)
+
     def _replace(self, held: Held) -> None:
         present = self.find(held.rank, held.key)
         if present is not None:

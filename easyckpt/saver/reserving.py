@@ -38,6 +38,17 @@ class Reserver:
         if make is not None:
             await self._make(held.rank, make)
 
+    async def beside(self, held: Held, *, body_bytes: int) -> None:
+        """Have a slot ready for `Holdings.place_beside`.
+
+        Raises:
+            SlotsBusy: the very piece is here and in use.
+            MemoryFull: there is no memory for a third slot.
+        """
+        make = self._holdings.clear_beside(held, body_bytes=body_bytes)
+        if make is not None:
+            await self._make(held.rank, make)
+
     async def ahead(self, rank: int, body_bytes: int) -> Slot | None:
         """The free slot that the rank's next save will use; None if both are in use or memory is short."""
         try:

@@ -283,9 +283,11 @@ def replica_at(rank: int, step: int, size: int = 300_000) -> dict[str, object]:
     return {"weight": torch.arange(size, dtype=torch.float32) + step, "step": step, "rank": rank}
 
 
-def test_equal_bytes_of_two_nodes_are_stored_once(nodes: Nodes) -> None:
-    first, second = nodes.start(tcp=True), nodes.start(tcp=True)
-    nodes.begin(1, [first, second])
+@pytest.mark.parametrize("count", [1, 2])
+def test_equal_bytes_are_stored_once(nodes: Nodes, count: int) -> None:
+    """On one node, and on two that share the folder."""
+    first = [nodes.start(tcp=True) for _ in range(count)]
+    nodes.begin(1, first, ranks=2 // count)
     workers = nodes.workers()
     for worker in workers:
         assert worker.load(blank()) is None
@@ -301,10 +303,9 @@ def test_equal_bytes_of_two_nodes_are_stored_once(nodes: Nodes) -> None:
     )
     assert len(sizes) == 2
     assert sizes[0] < 100_000 < 4 * 300_000 <= sizes[1], "one has the tensors, the other its state alone"
-    first.kill()
-    second.kill()
-    others = [nodes.start(tcp=True) for _ in range(2)]
-    nodes.begin(1, others, progress=True)
+    for node in first:
+        node.kill()
+    nodes.begin(1, [nodes.start(tcp=True) for _ in range(count)], ranks=2 // count, progress=True)
     for rank, worker in enumerate(nodes.workers()):
         state = {"weight": torch.zeros(300_000), "step": -1, "rank": -1}
         assert worker.load(state) == 2

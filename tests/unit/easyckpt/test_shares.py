@@ -139,6 +139,23 @@ def test_every_rank_gets_its_own_body_from_bytes_that_are_there_once(
     assert verdict.is_whole
 
 
+def test_bytes_at_hand_are_used_if_they_are_right(tmp_path: Path, pieces: tuple[Piece, ...]) -> None:
+    vault, manifest = stored(tmp_path, pieces)
+    located = vault.locate(manifest, 2)
+    with pieces[2].pinned() as body:
+        sound, wrong = bytes(body), bytes(len(body))
+    for known in (sound, wrong):
+        into = bytearray(len(sound))
+        vault.load(located, memoryview(into), have={0: memoryview(known)})
+        assert into == sound
+    body_file(tmp_path, 1).write_bytes(bytes(len(sound)))
+    into = bytearray(len(sound))
+    vault.load(located, memoryview(into), have={0: memoryview(sound)})
+    assert into == sound, "nothing was read"
+    with pytest.raises(CorruptCheckpoint):
+        vault.load(located, memoryview(into), have={0: memoryview(wrong)})
+
+
 def test_damage_to_shared_bytes_concerns_all_who_share_them(
     tmp_path: Path, pieces: tuple[Piece, ...]
 ) -> None:
