@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from easyckpt.errors import MemoryFull, Misuse, Unprotected
 from easyckpt.saver.commits import Spawn, Threads
@@ -196,9 +197,13 @@ class Member:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def changed(self) -> None:
-        """Wait until anything changed."""
-        await self._changed.wait()
+    def changed(self) -> Coroutine[Any, Any, object]:
+        """To be awaited: ends when anything has changed since this call.
+
+        No coroutine function: that would look for the event only when it begins to run, which under
+        `asyncio.wait_for` is later, and miss what changed between.
+        """
+        return self._changed.wait()
 
     def check_refused(self) -> None:
         """Raise if this node does not fit to the others, or its generation is over."""

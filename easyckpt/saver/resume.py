@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from easyckpt.errors import EasyckptError, IncompleteCheckpoint, Misuse, SaverUnavailable
 from easyckpt.saver.commits import Spawn
@@ -40,8 +40,8 @@ class ResumeHost(Protocol):
         """Raise if this node does not fit to the others, or its generation is over."""
         ...
 
-    async def changed(self) -> None:
-        """Wait until anything changed."""
+    def changed(self) -> Coroutine[Any, Any, object]:
+        """To be awaited: ends when anything has changed since this call."""
         ...
 
     def wake(self) -> None:

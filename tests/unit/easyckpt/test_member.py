@@ -51,3 +51,14 @@ def test_what_a_broken_connection_may_have_lost_is_told_again() -> None:
         again: list[Message] = []
         one.connected(again.append)
         assert failures(again) == [(2, 7), (3, 8)]
+
+
+def test_a_change_between_asking_and_waiting_is_not_missed() -> None:
+    """`asyncio.wait_for` begins a coroutine a moment later: what changes in that moment counts."""
+
+    async def scene(one: Member) -> None:
+        asyncio.get_running_loop().call_soon(one.wake)  # runs before the waiting begins
+        await asyncio.wait_for(one.changed(), 30)
+
+    with member() as one:
+        asyncio.run(scene(one))
