@@ -191,6 +191,7 @@ def test_nobody_to_join_is_unknown_and_never_a_bad_node() -> None:
     assert "cannot be joined" in outcome.message
 
 
+@pytest.mark.slow
 def test_a_group_that_is_stopped_is_unknown_and_calls_nobody_bad() -> None:
     endpoint = ("127.0.0.1", free_port())
     lead = Lead(endpoint, nnodes=2, group="g", schedule=Schedule(join_s=60.0))
@@ -204,6 +205,7 @@ def test_a_group_that_is_stopped_is_unknown_and_calls_nobody_bad() -> None:
     assert {finding.verdict for finding in findings} == {Verdict.UNKNOWN}
 
 
+@pytest.mark.slow
 def test_a_lead_that_dies_is_unknown_and_calls_nobody_bad() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         member = Member(server.getsockname(), rank=1, group="g", join_s=10.0)
