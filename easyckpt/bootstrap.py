@@ -152,8 +152,7 @@ def moor(root: str, environment: Mapping[str, str] | None = None) -> Mooring:
 
 
 def _moor_alone(root: str, placement: Placement) -> Mooring:
-    job_id = "alone"
-    path = _socket_path(f"alone {root}")
+    job_id, path = _left_by_more_ranks(placement) or ("alone", _socket_path(f"alone {root}"))
     options = SaverOptions(
         socket_path=path,
         job_id=job_id,
@@ -170,6 +169,20 @@ def _moor_alone(root: str, placement: Placement) -> Mooring:
     del found
     seat = Seat(socket_path=path, job_id=job_id, generation=generation, rank=placement.rank, world_size=1)
     return Mooring(seat, options=options, begin=begin)
+
+
+def _left_by_more_ranks(placement: Placement) -> tuple[str, str] | None:
+    """Job and socket of the saver that an earlier attempt of this launcher, with more ranks, has left."""
+    if not placement.job_id:
+        return None
+    path = _socket_path(f"job {placement.job_id} {_launcher_identity()}")
+    if not os.path.exists(path):
+        return None
+    try:
+        with SaverClient(path, job_id=placement.job_id, role="visitor"):
+            return placement.job_id, path
+    except SaverUnavailable:
+        return None
 
 
 class _Gathering:

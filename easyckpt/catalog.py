@@ -66,7 +66,7 @@ class Catalog:
         self._tensors: dict[str, dict[tuple[str, tuple[int, ...]], _Tensor]] = {}
         self.ranks_of: list[tuple[int, ...]] = []
         """Layout number → the saved ranks that have it."""
-        self._names_of: list[dict[str, Known]] = []
+        self._names_of: list[dict[str, tuple[str, tuple[int, ...]]]] = []
 
     def add(self, rows: Iterable[Sequence[Any]], *, ranks: tuple[int, ...], where: str = "") -> None:
         """One layout.
@@ -80,19 +80,27 @@ class Catalog:
             CorruptCheckpoint: a row is not possible.
         """
         number = len(self.ranks_of)
-        names: dict[str, Known] = {}
+        names: dict[str, tuple[str, tuple[int, ...]]] = {}
+        tensors = self._tensors
         try:
             for _, name, kind, dtype, shape, offsets, sizes, begin, end, _ in rows:
-                known = Known(dtype=dtype, global_shape=tuple(shape))
-                names[name] = known
-                part = _geometry(kind, known.global_shape, offsets, sizes)
+                form = (dtype, tuple(shape))
+                names[name] = form
+                part = _geometry(kind, form[1], tuple(offsets), tuple(sizes))
                 if end - begin != math.prod(sizes) * DTYPE_BYTES[dtype] or begin < 0:
                     raise ValueError(f"{name} has another length than its shape and type give")
                 if part[0] < part[1]:
-                    tensor = self._tensors.setdefault(name, {}).setdefault(
-                        (dtype, known.global_shape), _Tensor()
-                    )
-                    tensor.parts.setdefault(part, []).append((number, begin))
+                    forms = tensors.get(name)
+                    if forms is None:
+                        forms = tensors[name] = {}
+                    tensor = forms.get(form)
+                    if tensor is None:
+                        tensor = forms[form] = _Tensor()
+                    places = tensor.parts.get(part)
+                    if places is None:
+                        tensor.parts[part] = [(number, begin)]
+                    else:
+                        places.append((number, begin))
         except (ValueError, TypeError, KeyError, IndexError) as error:
             raise CorruptCheckpoint(f"a layout cannot be read: {error}", where=where) from error
         self.ranks_of.append(tuple(ranks))
@@ -100,14 +108,15 @@ class Catalog:
 
     def directory(self, rank: int) -> dict[str, Known]:
         """All logical tensors; where ranks differ in type or shape, as this saved rank has it."""
-        found: dict[str, Known] = {}
-        own: dict[str, Known] = {}
+        found: dict[str, tuple[str, tuple[int, ...]]] = {}
+        own: dict[str, tuple[str, tuple[int, ...]]] = {}
         for ranks, names in zip(self.ranks_of, self._names_of, strict=True):
-            for name, known in names.items():
-                found.setdefault(name, known)
+            found = {**names, **found} if not found.keys() >= names.keys() else found
             if rank in ranks:
                 own = names
-        return {**found, **own}
+        return {
+            name: Known(dtype=dtype, global_shape=shape) for name, (dtype, shape) in {**found, **own}.items()
+        }
 
     def tensor(self, wanted: ChunkSpec) -> _Tensor:
         """The logical tensor that a chunk is of.
@@ -130,8 +139,13 @@ class Catalog:
         raise IncompleteCheckpoint("nothing of it is stored", where=wanted.name, hint="load an older step")
 
 
-def _geometry(kind: str, shape: tuple[int, ...], offsets: Sequence[int], sizes: Sequence[int]) -> _Geometry:
+def _geometry(
+    kind: str, shape: tuple[int, ...], offsets: tuple[int, ...], sizes: tuple[int, ...]
+) -> _Geometry:
     count = math.prod(sizes)
+    if kind == "box" and sizes and sizes[1:] == shape[1:] and not any(offsets[1:]):
+        first = offsets[0] * math.prod(shape[1:])  # whole rows, the most frequent cut
+        return (first, first + count, None, None)
     if kind == ChunkKind.FLAT.value:
         return (offsets[0], offsets[0] + count, None, None)
     if kind != ChunkKind.BOX.value or not len(shape) == len(offsets) == len(sizes):

@@ -19,6 +19,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,9 @@ def run_rank(cell: dict[str, Any], rank: int, port: int) -> None:
         assert set(got) == set(expected), sorted(set(got) ^ set(expected))
         wrong = [name for name in expected if not torch.equal(got[name], expected[name])]
         assert not wrong, f"differ: {wrong}"
-        assert checkpointer.restored_from == cell["tier"], checkpointer.restored_from
+        late = time.monotonic() > cell["lingers_until"]  # a very busy machine: the memory may be gone
+        tiers = {cell["tier"], "disk"} if late else {cell["tier"]}
+        assert checkpointer.restored_from in tiers, checkpointer.restored_from
         training.step()
     else:
         for step in range(start or 0, cell["steps"]):

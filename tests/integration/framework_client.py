@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from easyckpt.bootstrap import LINGER_S
 
 CELL_TIMEOUT_S = 240
 REPOSITORY = Path(__file__).parents[2]
@@ -26,7 +29,9 @@ class Cells:
     folder: Path
     process: subprocess.Popen[str]
     loads: int = 0
-    saved: set[str] = field(default_factory=set)
+    held: dict[str, float] = field(default_factory=dict)
+    """When the ranks of each source's saver were last seen: a saver that is left alone lingers for a
+    while."""
 
     def run(self, **cell: Any) -> None:
         """One cell; what its ranks said is the error."""
@@ -47,9 +52,9 @@ class Cells:
             "expect": str(self.folder / f"{name}.pt"),
             "dtype": dtype,
         }
-        if name not in self.saved:
+        if name not in self.held:
             self.run(do="save", kind=kind, ranks=ranks, job=name, steps=2, **source)
-            self.saved.add(name)
+            self.held[name] = time.monotonic()
         return {**source, "memory_job": name}
 
     def load(
