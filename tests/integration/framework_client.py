@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-from easyckpt.bootstrap import LINGER_S
-
 CELL_TIMEOUT_S = 240
 REPOSITORY = Path(__file__).parents[2]
 
