@@ -26,6 +26,7 @@ NATIVE = {
 }
 
 
+@pytest.mark.slow
 def test_messages_of_the_installed_libraries_are_known() -> None:
     done = subprocess.run(
         [sys.executable, str(PROGRAM)], capture_output=True, text=True, timeout=170, check=False
