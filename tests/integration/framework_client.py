@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from easyckpt.bootstrap import LINGER_S
+
 CELL_TIMEOUT_S = 240
 REPOSITORY = Path(__file__).parents[2]
 
@@ -28,6 +30,7 @@ class Cells:
     process: subprocess.Popen[str]
     loads: int = 0
     held: dict[str, float] = field(default_factory=dict)
+    """When each source's saver was last in use: one that is left alone lingers for a while, and ends."""
     """When the ranks of each source's saver were last seen: a saver that is left alone lingers for a
     while."""
 
@@ -84,8 +87,11 @@ class Cells:
             "tier": tier,
             "close": last or tier == "disk",
         }
-        cell.pop("memory_job")
-        self.run(do="load", kind=kind, ranks=ranks, seed=7, **cell)
+        name = cell.pop("memory_job")
+        until = self.held[name] + LINGER_S
+        self.run(do="load", kind=kind, ranks=ranks, seed=7, lingers_until=until, **cell)
+        if tier == "memory":
+            self.held[name] = time.monotonic()
 
     def continues(
         self, kind: str, ranks: int, *, dtype: str, rng: random.Random, steps: int = 5
