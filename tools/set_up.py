@@ -179,7 +179,7 @@ def install():
     step("installing DeepSpeed")
     run([*pip, "--no-build-isolation", "deepspeed"], DS_BUILD_OPS="0", DS_ACCELERATOR="cpu")
     step("installing aimaster-ft with what the demo and the tests need")
-    run([*pip, "--no-build-isolation", "-e", ".[dev,demo]"])
+    run([*pip, "--no-build-isolation", "-e", ".[dev,demo,huggingface,lightning,data]"])
 
 
 def python():

@@ -141,33 +141,34 @@ def _of_engine(step: StoredStep, node: PartNode, prefix: str) -> _Contents:
     names = [name.removeprefix(prefix) for name in step.tensors if name.startswith(prefix)]
     module = {name.removeprefix("module."): prefix + name for name in names if name.startswith("module.")}
     masters = {name.removeprefix("master."): prefix + name for name in names if name.startswith("master.")}
+    plain = node.plain
+    optimizer = plain["optimizer"]
+    if optimizer is None:
+        raise Misuse("the engine was saved without an optimizer", where=step.storage.where())
     moments: dict[str, dict[str, str]] = {}
+    count: Any = next((entry["step"] for entry in optimizer["state"].values() if "step" in entry), None)
     for name in names:
         if name.startswith("state."):
-            what, _, parameter = name.removeprefix("state.").partition(".")
-            if not parameter.startswith("@"):
+            parameter, _, what = name.removeprefix("state.").rpartition(".")
+            if what == "step":
+                count = TensorRef(name=prefix + name)
+            else:
                 moments.setdefault(parameter, {})[what] = prefix + name
     weights = masters or {name: module[name] for name in moments}
     order = {name: place for place, name in enumerate(module)}
-    plain = node.plain
-    groups = [dict(group) for group in plain["groups"]]
-    contents = _Contents(
+    groups = optimizer["groups"]
+    return _Contents(
         weights=dict(sorted(weights.items(), key=lambda item: order.get(item[0], len(order)))),
         module=module,
         moments=moments,
-        groups=groups,
+        step=count,
+        groups=[{key: value for key, value in group.items() if key != "params"} for group in groups],
+        names=[[name for name in group["params"] if name in weights] for group in groups],
         counters={
             name: plain["engine"][name] for name in ("global_steps", "global_samples", "skipped_steps")
         },
         scheduler=plain["lr_scheduler"],
     )
-    contents.names = [list(contents.weights)] if len(groups) == 1 else []
-    for entries in plain["state"].values():
-        for name, kind, *rest in entries:
-            if name == "step" and contents.step is None:
-                found = [full for full in names if full.startswith("state.step.@")]
-                contents.step = rest[0] if kind == "plain" else TensorRef(name=prefix + found[0])
-    return contents
 
 
 def _of_module(node: PartNode, optimizer_node: PartNode, *, key: str, optimizer: str) -> _Contents:

@@ -20,7 +20,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.M | re.S)
 RANKS = re.compile(r"<!-- ranks: (\d+) -->")
 NEEDS = {
     "deepspeed": "deepspeed",
-    "huggingface": "transformers",
+    "huggingface": "accelerate",
     "lightning": "lightning",
     "data": "torchdata",
 }

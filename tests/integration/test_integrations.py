@@ -74,6 +74,7 @@ def same(one: nn.Module, two: nn.Module) -> None:
 
 def hugging_face(folder: Path, *, cut: int | None = None, **arguments: Any) -> tuple[nn.Module, Any]:
     transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")  # its Trainer needs it
     from easyckpt.integrations.huggingface import EasyckptCallback
 
     class CutOff(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
@@ -132,6 +133,7 @@ def test_a_trainer_that_is_done_does_nothing_more(tmp_path: Path) -> None:
 
 def test_a_trainer_without_the_callback_is_named(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")  # its Trainer needs it
     from easyckpt.integrations.huggingface import EasyckptCallback
 
     callback = EasyckptCallback(str(tmp_path / "ckpt"))

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,13 @@ from aimaster.errors import AlreadyRunning, FolderUnusable
 from aimaster.ids import JobId, NodeId
 
 JOB = JobId("j1")
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose name is so short that a socket's path fits into it, however pytest names its own."""
+    with tempfile.TemporaryDirectory(prefix="run-") as folder:
+        yield Path(folder)
 
 
 def test_folder_is_private_and_removed_with_what_is_above_it(tmp_path: Path) -> None:
@@ -54,26 +62,26 @@ def test_two_agents_without_a_name_get_two_places(tmp_path: Path) -> None:
     second.remove()
 
 
-def test_node_ids_are_unique_on_a_machine_whatever_the_run_dir(tmp_path: Path) -> None:
-    env = {"XDG_RUNTIME_DIR": str(tmp_path / "own")}
-    first = claim_run_dir(tmp_path / "one", JOB, wanted=None, env=env)
-    second = claim_run_dir(tmp_path / "two", JOB, wanted=None, env=env)
+def test_node_ids_are_unique_on_a_machine_whatever_the_run_dir(short: Path) -> None:
+    env = {"XDG_RUNTIME_DIR": str(short / "own")}
+    first = claim_run_dir(short / "one", JOB, wanted=None, env=env)
+    second = claim_run_dir(short / "two", JOB, wanted=None, env=env)
     assert first.node != second.node
     assert first.shared == second.shared
     first.remove()
     second.remove()
-    assert not (tmp_path / "one").exists()
-    assert not (tmp_path / "two").exists()
-    assert list((tmp_path / "own").rglob("*")) == []
+    assert not (short / "one").exists()
+    assert not (short / "two").exists()
+    assert list((short / "own").rglob("*")) == []
 
 
-def test_last_agent_takes_away_what_a_killed_one_has_left(tmp_path: Path) -> None:
-    env = {"XDG_RUNTIME_DIR": str(tmp_path / "own")}
-    killed = claim_run_dir(tmp_path / "one", JOB, wanted=NodeId("killed"), env=env)
-    last = claim_run_dir(tmp_path / "two", JOB, wanted=NodeId("last"), env=env)
+def test_last_agent_takes_away_what_a_killed_one_has_left(short: Path) -> None:
+    env = {"XDG_RUNTIME_DIR": str(short / "own")}
+    killed = claim_run_dir(short / "one", JOB, wanted=NodeId("killed"), env=env)
+    last = claim_run_dir(short / "two", JOB, wanted=NodeId("last"), env=env)
     killed.release()  # what the kernel does for a killed process
     last.remove()
-    assert list((tmp_path / "own").rglob("*")) == []
+    assert list((short / "own").rglob("*")) == []
 
 
 def test_wanted_place_of_a_live_agent_is_refused(tmp_path: Path) -> None:

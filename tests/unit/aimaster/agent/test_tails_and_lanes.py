@@ -131,11 +131,13 @@ def test_a_full_sink_says_so_and_tells_when_there_is_room(tmp_path: Path) -> Non
     async def full() -> None:
         ours, theirs = os.pipe()
         sink = Sink("test", spill_dir=tmp_path / "not there")
+        queued = 0
         while not sink.full:
             sink.write(theirs, b"x" * 65536)
+            queued += 65536
         room = asyncio.Event()
         sink.when_room(room.set)
-        reading = asyncio.ensure_future(asyncio.to_thread(_read, ours, MEMORY_BYTES_MAX))
+        reading = asyncio.ensure_future(asyncio.to_thread(_read, ours, queued))
         await asyncio.wait_for(room.wait(), IDLE_S)
         assert not sink.full
         assert await sink.close(IDLE_S)
