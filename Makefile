@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv/bin
 # Most tests wait for processes; several of them at a time is what makes them short.
-PYTEST := $(VENV)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
+PYTEST := $(VENV)/python -m pytest --durations 15 --durations-min 20
+AT_ONCE := -n logical --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-fast lint format proto clean
@@ -18,10 +19,11 @@ demo: venv  ## train under faults: a killed worker, then a lost node; writes bui
 	@$(VENV)/python examples/hello_deepspeed/demo.py
 
 test: venv  ## run all tests
-	@$(PYTEST)
+	@$(PYTEST) $(AT_ONCE) -m "not alone"
+	@$(PYTEST) -m alone
 
 test-fast: venv  ## run the tests that take no longer than a few seconds each
-	@$(PYTEST) -m "not slow"
+	@$(PYTEST) $(AT_ONCE) -m "not slow"
 
 lint: venv  ## ruff and mypy
 	@$(VENV)/ruff check .

@@ -111,6 +111,7 @@ def test_a_cut_pair_is_a_link_and_a_node_that_never_came_is_named(
         assert code == 3
 
 
+@pytest.mark.alone
 def test_a_slow_processor_is_a_bad_node_and_blocks_there_alone(
     make_cluster: Callable[[int], Cluster],
 ) -> None:
@@ -172,6 +173,7 @@ def test_when_no_pair_can_talk_it_is_a_common_cause(make_cluster: Callable[[int]
         assert (code, report.blocking) == (3, False)
 
 
+@pytest.mark.alone
 def test_a_slow_way_between_two_nodes_is_a_link(make_cluster: Callable[[int], Cluster]) -> None:
     """A token bucket for one destination alone, where the kernel has what it takes."""
     cluster = make_cluster(3)
