@@ -124,7 +124,8 @@ def test_agent_is_killed_and_the_next_one_adopts_its_saver(tmp_path: Path, undis
     again = two_workers(tmp_path, "--rdzv-id", "kept", "--node-id", "n", "--saver-linger", "30")
     assert again.wait() == 0, again.stderr
     assert f"pid {saver}" in again.stderr
-    assert steps_of(again)[0] in (seen, seen + 1)
+    # Nothing is done anew; the last lines may have died with the agent, which passes them on.
+    assert seen <= steps_of(again)[0] <= seen + 5
     assert weights(again) == undisturbed
     assert not alive(saver)
     assert below(again.run_dir) == []
