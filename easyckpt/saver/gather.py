@@ -20,10 +20,9 @@ from functools import partial
 from typing import Any
 
 import msgspec
-import xxhash
 
 from easyckpt.assembly import Assembly, Take, cut, merged, scatter, touched
-from easyckpt.digest import chunk_range
+from easyckpt.digest import bytes_digest, chunk_range
 from easyckpt.errors import (
     CorruptCheckpoint,
     EasyckptError,
@@ -142,7 +141,7 @@ class Gatherer:
                 buffer = bytearray(total)
                 view = memoryview(buffer)
                 await asyncio.wait_for(channel.receive_into(view), deadline)
-                if await self.in_thread(partial(xxhash.xxh3_128_hexdigest, view)) != answer.digest:
+                if await self.in_thread(partial(bytes_digest, view)) != answer.digest:
                     raise CorruptCheckpoint("other bytes arrived than were sent", where=address)
                 at = 0
                 for (begin, end), served in zip(intervals[first:last], parts[first:last], strict=True):
@@ -254,7 +253,7 @@ async def serve_ranges(channel: AsyncChannel, message: PullRanges, holdings: Hol
         except EasyckptError as error:
             await channel.send(make_failure(error))
             return
-        answer = RangesFollow(byte_count=len(data), digest=xxhash.xxh3_128_hexdigest(data))
+        answer = RangesFollow(byte_count=len(data), digest=bytes_digest(data))
         await channel.send(answer, body=memoryview(data))
         message = await channel.expect(PullRanges)
 
