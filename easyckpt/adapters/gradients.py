@@ -5,7 +5,8 @@ parameters are, so a save stores them. At all other times they are spent: most p
 the next backward. The two are told apart by what the gradient of one parameter per group was when the
 optimizer's last step ended: if it is another tensor now, or has another version, a backward has come since,
 unless it is all zeros. That errs to one side: gradients that nobody needs may be stored (a discriminator's,
-after the generator's backward).
+after the generator's backward). "Another tensor" is asked of a weak reference: an address is given anew as
+soon as a gradient is set to None, so equal addresses prove nothing.
 
 A load says which of the two the checkpoint was.
 """
@@ -21,7 +22,8 @@ from torch.optim import Optimizer
 
 __all__ = ["are_pending", "expect", "watch_steps"]
 
-_Mark = tuple[tuple[int, int, int], ...]
+_Mark = tuple[tuple["weakref.ref[torch.Tensor]", int], ...]
+"""Gradients, and the version that each had."""
 
 _marks: weakref.WeakKeyDictionary[Optimizer, _Mark | None] = weakref.WeakKeyDictionary()
 """What gradients were when the last step ended; None: they were loaded, and wait."""
@@ -49,7 +51,7 @@ def are_pending(optimizer: Optimizer) -> bool:
     mark = _marks.get(optimizer, ())
     if mark is None:
         return bool(chosen)
-    if _mark_of(chosen) == mark:
+    if _is_as_marked(chosen, mark):
         return False
     return any(bool(gradient.count_nonzero()) for gradient in chosen)
 
@@ -63,6 +65,10 @@ def _after_step(optimizer: Optimizer, *_: Any) -> None:
     _marks[optimizer] = _mark_of(_chosen(optimizer))
 
 
+# torch.compile must not trace it (the attribute is what torch.compiler.disable sets).
+_after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
 def _chosen(optimizer: Optimizer) -> list[torch.Tensor]:
     """One gradient of each group."""
     found = (
@@ -73,7 +79,15 @@ def _chosen(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def _mark_of(gradients: list[torch.Tensor]) -> _Mark:
-    return tuple(
-        (id(gradient), 0 if gradient.is_inference() else gradient._version, gradient.dim())
-        for gradient in gradients
+    return tuple((weakref.ref(gradient), _version_of(gradient)) for gradient in gradients)
+
+
+def _is_as_marked(gradients: list[torch.Tensor], mark: _Mark) -> bool:
+    return len(gradients) == len(mark) and all(
+        known() is gradient and version == _version_of(gradient)
+        for gradient, (known, version) in zip(gradients, mark, strict=True)
     )
+
+
+def _version_of(gradient: torch.Tensor) -> int:
+    return 0 if gradient.is_inference() else gradient._version
