@@ -5,11 +5,18 @@
     trainer = Trainer(callbacks=[EasyckptCallback("ckpt", every=10)], enable_checkpointing=False, …)
     trainer.fit(module, loader)
 
-Theory of operation. Everything goes through public hooks. At the end of a batch the callback saves module,
-optimizers, schedulers, precision, the other callbacks, random numbers, and the progress of the loops, as
-`fit_loop.state_dict` gives it. At ``on_fit_start``, when strategy and optimizers are there and no loop runs
-yet, it loads the newest step into them. Random numbers are set when the first batch is there, since making
-the loader's iterator draws some.
+Theory of operation. At the end of a batch the callback saves module, optimizers, schedulers, precision, the
+other callbacks, random numbers, and the progress of the loops, as `fit_loop.state_dict` gives it. At
+``on_fit_start``, when strategy and optimizers are there and no loop runs yet, it loads the newest step into
+them. Random numbers are set when the first batch is there, since making the loader's iterator draws some.
+
+After an epoch's last batch it waits for the end of the epoch, validation included: a loader that is asked for
+its position before its iterator has ended gives no batch after the load, and Lightning's loop ends as if the
+training were done. From such a step Lightning itself does not restore the loaders, whose shuffling goes
+on from epoch to epoch; the callback does, in ``on_train_start``, and has the iterator made anew with the
+random numbers that it was made with before. There is no public way to that; all else goes through public
+hooks. With ``max_steps``, Lightning miscounts when it resumes between two epochs: the save then waits for the
+next batch.
 
 In the middle of an epoch, Lightning goes on with the right batch only with a loader that knows its position:
 torchdata's ``StatefulDataLoader``. With another one it begins the epoch's data anew, and warns.
@@ -27,6 +34,8 @@ from easyckpt.errors import Misuse
 from easyckpt.rng import RNG
 
 __all__ = ["TESTED", "EasyckptCallback"]
+
+_FINISHED = "_iterator_finished"
 
 TESTED = ("2.6.6",)
 """Versions of Lightning that the tests of this module passed with."""
@@ -53,15 +62,28 @@ class EasyckptCallback(Callback):  # type: ignore[misc]
         """The step that this fit resumed from."""
         self._saved = 0
         self._rng: dict[str, Any] | None = None
+        self._loaders: list[Any] | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Load the newest step, if there is one."""
         state = _state(trainer, pl_module, without=self)
-        loops = _Loops(trainer)
-        held = _Held()
+        loops, held = _Loops(trainer), _Held()
         self.resumed_step = self.checkpointer.load({**state, "loops": loops, "rng": held})
-        self._rng = held.state
+        self._rng, self._loaders = held.state, loops.loaders
         self._saved = self.resumed_step or 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin an epoch's data where the last epoch left loaders and random numbers."""
+        loaders, self._loaders = self._loaders, None
+        if loaders is None or self._rng is None:
+            return
+        loop = trainer.fit_loop
+        if loaders:
+            loop._combined_loader._load_state_dicts(loaders)
+            loop._combined_loader._state_dicts()  # a loader takes its state up when it is asked for it
+        RNG().load_state_dict(self._rng)
+        self._rng = None
+        iter(loop._data_fetcher)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -75,9 +97,13 @@ class EasyckptCallback(Callback):  # type: ignore[misc]
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save after an optimizer step that is due."""
-        step = trainer.global_step
-        if step >= self._saved + self._every:
+        if self._is_due(trainer) and not trainer.is_last_batch:
             self._save(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save what was due after the epoch's last batch."""
+        if self._is_due(trainer) and trainer.max_steps == -1:
+            self._save(trainer, pl_module, between_epochs=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save the last step."""
@@ -89,8 +115,14 @@ class EasyckptCallback(Callback):  # type: ignore[misc]
         if self._owned:
             self.checkpointer.close()
 
-    def _save(self, trainer: Trainer, module: LightningModule, *, block: bool = False) -> None:
-        state = {**_state(trainer, module, without=self), "loops": _Loops(trainer), "rng": RNG()}
+    def _is_due(self, trainer: Trainer) -> bool:
+        return bool(trainer.global_step >= self._saved + self._every)
+
+    def _save(
+        self, trainer: Trainer, module: LightningModule, *, between_epochs: bool = False, block: bool = False
+    ) -> None:
+        loops = _Loops(trainer, between_epochs=between_epochs)
+        state = {**_state(trainer, module, without=self), "loops": loops, "rng": RNG()}
         self.checkpointer.save(state, step=trainer.global_step, block=block)
         self._saved = trainer.global_step
 
@@ -110,15 +142,29 @@ def _state(trainer: Trainer, module: LightningModule, *, without: Callback) -> d
 class _Loops:
     """Progress of the fit loop; Lightning resumes it when it was loaded before the loop runs."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, *, between_epochs: bool = False) -> None:
         self._loop = trainer.fit_loop
+        self._between_epochs = between_epochs
+        self.loaders: list[Any] | None = None
+        """After a load: the loaders' states if the step was saved between epochs."""
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = self._loop.state_dict()
-        return state
+        if not self._between_epochs:
+            return {"loop": state, "loaders": None}
+        own = dict(state["state_dict"])
+        loaders = [_at_end(loader) for loader in own.pop("combined_loader", [])]
+        return {"loop": {**state, "state_dict": own}, "loaders": loaders}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._loop.load_state_dict(state)
+        self.loaders = state["loaders"]
+        self._loop.load_state_dict(state["loop"])
+
+
+def _at_end(loader: dict[str, Any]) -> dict[str, Any]:
+    """A loader's state at the end of an epoch. Lightning asks for no batch behind the last one, so that
+    torchdata's loader cannot know that its iterator has ended."""
+    return {**loader, _FINISHED: True} if _FINISHED in loader else loader
 
 
 class _Held:

@@ -72,7 +72,9 @@ def same(one: nn.Module, two: nn.Module) -> None:
 # ----- Hugging Face Trainer -----
 
 
-def hugging_face(folder: Path, *, cut: int | None = None, **arguments: Any) -> tuple[nn.Module, Any]:
+def hugging_face(
+    folder: Path, *, cut: int | None = None, every: int = 1, **arguments: Any
+) -> tuple[nn.Module, Any]:
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")  # its Trainer needs it
     from easyckpt.integrations.huggingface import EasyckptCallback
@@ -83,7 +85,7 @@ def hugging_face(folder: Path, *, cut: int | None = None, **arguments: Any) -> t
                 raise Cut
 
     seed()
-    callback = EasyckptCallback(str(folder / "ckpt"))
+    callback = EasyckptCallback(str(folder / "ckpt"), every=every)
     settings = transformers.TrainingArguments(
         output_dir=str(folder / "out"), num_train_epochs=2, per_device_train_batch_size=4,
         learning_rate=0.01, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True,
@@ -108,10 +110,10 @@ def hugging_face(folder: Path, *, cut: int | None = None, **arguments: Any) -> t
     ("cut", "arguments"),
     [
         (4, {}),  # in the first epoch
-        (6, {}),  # between two epochs
+        (6, {"every": 6}),  # between two epochs
         (4, {"gradient_accumulation_steps": 2, "dataloader_num_workers": 1}),
         (6, {"eval_strategy": "steps", "eval_steps": 2}),
-        (6, {"eval_strategy": "epoch"}),
+        (6, {"eval_strategy": "epoch", "every": 6}),
     ],
 )
 def test_a_hugging_face_trainer_goes_on(tmp_path: Path, cut: int, arguments: dict[str, Any]) -> None:
@@ -190,9 +192,11 @@ def test_accelerate_goes_on(tmp_path: Path) -> None:
 # ----- Lightning -----
 
 
-def lightning_fit(folder: Path, *, cut: int | None = None, **arguments: Any) -> tuple[Any, ...]:
+def lightning_fit(
+    folder: Path, *, cut: int | None = None, every: int = 1, stateful: bool = True, **arguments: Any
+) -> tuple[Any, ...]:
     lightning = pytest.importorskip("lightning")
-    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    loaders = pytest.importorskip("torchdata.stateful_dataloader")
     from easyckpt.integrations.lightning import EasyckptCallback
 
     seen: list[int] = []
@@ -208,6 +212,9 @@ def lightning_fit(folder: Path, *, cut: int | None = None, **arguments: Any) -> 
             seen.extend((batch["x"][:, 0] * SAMPLES).round().int().tolist())
             return self.net(**batch)["loss"]
 
+        def validation_step(self, batch: Any, index: int) -> None:
+            torch.rand(1)
+
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
             scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
@@ -215,15 +222,15 @@ def lightning_fit(folder: Path, *, cut: int | None = None, **arguments: Any) -> 
 
     seed()
     module = Module()
-    callback = EasyckptCallback(str(folder / "ckpt"))
+    callback = EasyckptCallback(str(folder / "ckpt"), every=every)
     trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", devices=1, callbacks=[callback], enable_checkpointing=False,
+        accelerator="cpu", devices=1, callbacks=[callback], enable_checkpointing=False,
         logger=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=str(folder),
-        **arguments,
+        **{"max_epochs": 2, "limit_val_batches": 0, **arguments},
     )  # fmt: skip
-    loader = stateful.StatefulDataLoader(Numbers(), batch_size=4, shuffle=True)
+    kind = loaders.StatefulDataLoader if stateful else DataLoader
     try:
-        trainer.fit(module, loader)
+        trainer.fit(module, kind(Numbers(), batch_size=4, shuffle=True), DataLoader(Numbers(), batch_size=4))
     except Cut:
         callback.checkpointer.close()
     return module, trainer, callback.resumed_step, seen
@@ -231,15 +238,25 @@ def lightning_fit(folder: Path, *, cut: int | None = None, **arguments: Any) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("cut", "arguments"), [(4, {}), (6, {}), (8, {}), (2, {"accumulate_grad_batches": 2})]
+    ("cut", "arguments"),
+    [
+        (4, {}),
+        (8, {}),
+        (2, {"accumulate_grad_batches": 2}),
+        (6, {"every": 6}),  # between two epochs
+        (6, {"every": 6, "stateful": False, "limit_val_batches": 2}),
+        (7, {"every": 6, "max_steps": 12, "max_epochs": -1}),  # due between two epochs, and saved after
+        (4, {"every": 4, "limit_train_batches": 4}),
+    ],
 )
 def test_lightning_goes_on(tmp_path: Path, cut: int, arguments: dict[str, Any]) -> None:
-    undisturbed, whole, _, every = lightning_fit(tmp_path / "a", **arguments)
+    undisturbed, whole, _, all_seen = lightning_fit(tmp_path / "a", **arguments)
     *_, before = lightning_fit(tmp_path / "b", cut=cut, **arguments)
     resumed, trainer, step, after = lightning_fit(tmp_path / "b", **arguments)
     taken = step * arguments.get("accumulate_grad_batches", 1) * 4
     assert 0 < taken <= len(before), "a step that was skipped is trained again"
-    assert before[:taken] + after == every
+    assert step == cut or "every" not in arguments
+    assert before[:taken] + after == all_seen
     assert trainer.global_step == whole.global_step
     same(undisturbed, resumed)
 
