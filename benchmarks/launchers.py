@@ -13,11 +13,11 @@ from pathlib import Path
 LOOP = Path(__file__).resolve().with_name("ddp_loop.py")
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 COMMANDS = {
-    "torchrun": [str(SCRIPTS / "torchrun"), "--standalone", "--nproc-per-node", "2", "--max-restarts", "3"],
-    "aimaster": [str(SCRIPTS / "aimaster"), "run", "--standalone", "--nproc-per-node", "2"],
-    "aimaster-cold": [str(SCRIPTS / "aimaster"), "run", "--standalone", "--no-warm", "--nproc-per-node", "2"],
+    "torchrun": [str(SCRIPTS / "torchrun"), "--standalone", "--max-restarts", "3"],
+    "aimaster": [str(SCRIPTS / "aimaster"), "run", "--standalone"],
+    "aimaster-cold": [str(SCRIPTS / "aimaster"), "run", "--standalone", "--no-warm"],
 }
-"""Name → command; the script's path is appended. Two ranks each."""
+"""Name → command; the number of ranks and the script's path are appended."""
 
 TORCHRUN_OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """torchrun 2.13 keeps one store over restarts, in which gloo of the next attempt may read the last attempt's
@@ -31,11 +31,14 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
-def start(name: str, environment: dict[str, str], output: Path) -> subprocess.Popen[bytes]:
-    """Start the training loop under a launcher, in a session of its own."""
+def start(
+    name: str, environment: dict[str, str], output: Path, *, ranks: int = 2, core: int | None = None
+) -> subprocess.Popen[bytes]:
+    """Start the training loop under a launcher, in a session of its own; on one core alone if it is named."""
+    pinned = [] if core is None else ["taskset", "--cpu-list", str(core)]
     with open(output, "wb") as file:
         return subprocess.Popen(
-            [*COMMANDS[name], str(LOOP)],
+            [*pinned, *COMMANDS[name], "--nproc-per-node", str(ranks), str(LOOP)],
             env={**os.environ, **TORCHRUN_OWN_STORE, "OMP_NUM_THREADS": "1", **environment},
             stdin=subprocess.DEVNULL,
             stdout=file,
