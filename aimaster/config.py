@@ -175,6 +175,8 @@ class RestartConfig:
 
     max_restarts: int | None = None
     """Cap on restarts of the whole job; None leaves it to the budgets."""
+    policy: str | None = None
+    """Budgets and time-outs in place of the defaults, as a journal has them."""
     monitor_interval_s: float = 0.1
     """Accepted; exits are noticed at once whatever it says."""
     shutdown_timeout_s: float = 30.0

@@ -51,6 +51,8 @@ class MasterPlan:
     rendezvous: RendezvousConfig
     detector: DetectorConfig
     hangs: HangLimits
+    policy: str | None = None
+    """See `aimaster.config.RestartConfig`."""
 
 
 class MasterHost:
@@ -209,6 +211,8 @@ class MasterHost:
         argv += ["--last-call", f"{plan.rendezvous.last_call_s:g}"]
         argv += ["--join-timeout", f"{plan.rendezvous.join_timeout_s:g}"]
         argv += _hang_words(plan.hangs)
+        if plan.policy is not None:
+            argv += ["--policy", plan.policy]
         if plan.rendezvous.standalone:
             argv += ["--replacement-timeout", "0"]  # nobody else can come
         if self._revived:

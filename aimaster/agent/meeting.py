@@ -88,6 +88,7 @@ class Meeting:
             rendezvous=config.rendezvous,
             detector=config.detector,
             hangs=config.hangs,
+            policy=config.restart.policy,
         )
         self._host = MasterHost(plan, clock=self._clock, own=self._own, on_lost=self._on_lost)
         return await self._host.start()

@@ -129,6 +129,48 @@ def events(
     typer.echo(show_events(state_dir=state_dir, job_id=job_id, last=last, as_json=as_json), nl=False)
 
 
+@app.command(short_help="Ask in virtual time what a policy does to a cluster.")
+def simulate(
+    nodes: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="N[+SPARES]", help="Nodes that train, and nodes that wait; default 64."),
+    ] = None,
+    minutes: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(metavar="M", help="How long, in virtual time; default 10."),
+    ] = None,
+    faults: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="FILE|mtbf=T", help="A scenario, or a mean time: mtbf=8h, mtbf=2000h/node."),
+    ] = None,
+    seed: Annotated[Optional[int], typer.Option(metavar="S", help="Where chance begins; default 0.")] = None,  # noqa: UP045
+    seeds: Annotated[int, typer.Option(metavar="K", help="Run this seed and the K-1 after it.")] = 1,
+    policy: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option(metavar="FILE", help="Policy in YAML; give several to compare them."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the master's own decisions over a simulated cluster, in virtual time, with faults.
+
+    Checkers that share nothing with the core watch every event; a broken promise ends the command with 70 and
+    the last events.
+    """
+    from aimaster.cli.simulate import Asked
+    from aimaster.cli.simulate import simulate as simulated
+
+    asked = Asked(
+        nodes=nodes,
+        minutes=minutes,
+        faults=faults,
+        seed=seed,
+        seeds=seeds,
+        policies=tuple(policy or ()),
+        as_json=as_json,
+    )
+    typer.echo(simulated(asked), nl=False)
+
+
 @app.command(short_help="Lead a job from this machine, without workers.")
 def master(
     job_id: Annotated[str, typer.Option(metavar="ID", help="The job, as in `aimaster run --rdzv-id ID`.")],

@@ -62,6 +62,10 @@ OWN_FLAGS: tuple[Flag, ...] = (
         help="causes of failures that `aimaster explain` looks for before its own",
     ),
     Flag(
+        names=("--policy",), env=("AIMASTER_POLICY",), kind=Kind.TEXT, metavar="FILE", group=_PLACES,
+        help="budgets and time-outs; try them first with `aimaster simulate --policy`",
+    ),
+    Flag(
         names=("--secret-file",), env=("AIMASTER_SECRET_FILE",), kind=Kind.TEXT, metavar="FILE",
         group=_PLACES, help="secret shared by the nodes of the job; or AIMASTER_JOB_SECRET holds it",
     ),

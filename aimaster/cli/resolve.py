@@ -150,6 +150,7 @@ def _restart(values: Values) -> RestartConfig:
     timeout = values.whole("shutdown_timeout")
     return RestartConfig(
         max_restarts=values.whole("max_restarts"),
+        policy=_policy(values),
         monitor_interval_s=values.number("monitor_interval"),
         shutdown_timeout_s=30.0 if timeout is None else float(timeout),
         signals_to_handle=tuple(
@@ -207,6 +208,28 @@ def _paths(values: Values) -> PathsConfig:
         secret_in_env=bool(values.env.get("AIMASTER_JOB_SECRET")),
         insecure=values.switch("insecure"),
     )
+
+
+def _policy(values: Values) -> str | None:
+    """The policy file as a journal has it. What there are flags for comes from them alone: two sources would
+    hide each other."""
+    path = values.path("policy")
+    if path is None:
+        return None
+    from aimaster.core.policy import Timeouts
+    from aimaster.journal.codec import encode
+    from aimaster.rules.policies import PolicyFile, read_policy  # YAML is for those who bring a policy
+
+    told = read_policy(path)
+    if told != PolicyFile(policy=told.policy):
+        flags = "--heartbeat-interval, --suspect-after, --dead-after"
+        raise UsageError("the policy of a run has no detector", where=str(path), next_step=f"use {flags}")
+    default = Timeouts()
+    for name in ("join_s", "last_call_s", "replacement_s"):
+        if getattr(told.policy.timeouts, name) != getattr(default, name):
+            flags = "--rdzv-conf join_timeout=…,last_call_timeout=…"
+            raise UsageError(f"the policy of a run has no {name}", where=str(path), next_step=f"use {flags}")
+    return encode(told.policy)
 
 
 def _check(values: Values) -> CheckConfig:

@@ -25,6 +25,7 @@ from aimaster.core.hang import HangConfig
 from aimaster.core.policy import Policy, Timeouts
 from aimaster.errors import AimasterError, OwnBug, UsageError
 from aimaster.ids import JobId
+from aimaster.journal.codec import decode_policy
 from aimaster.master.lifeline import end_with_parent
 from aimaster.master.options import MasterOptions
 from aimaster.master.process import Begun, lead
@@ -89,8 +90,9 @@ def _options(arguments: argparse.Namespace) -> MasterOptions:
     credentials = Credentials.insecure() if secret is None else Credentials.from_secret(secret, job=job)
     endpoint = Endpoint.parse(arguments.listen)
     try:
+        policy = Policy() if arguments.policy is None else decode_policy(arguments.policy)
         timeouts = replace(
-            Timeouts(),
+            policy.timeouts,
             last_call_s=arguments.last_call,
             join_s=arguments.join_timeout,
             replacement_s=arguments.replacement_timeout,
@@ -107,7 +109,7 @@ def _options(arguments: argparse.Namespace) -> MasterOptions:
                 dead_s=arguments.dead_after,
             ),
             orphan_timeout_s=arguments.orphan_timeout,
-            policy=replace(Policy(), timeouts=timeouts),
+            policy=replace(policy, timeouts=timeouts),
             hang=HangConfig(
                 enabled=not arguments.no_hang_detection,
                 floor_s=arguments.hang_timeout,
@@ -139,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--last-call", type=float, default=limits.last_call_s)
     parser.add_argument("--join-timeout", type=float, default=limits.join_s)
     parser.add_argument("--replacement-timeout", type=float, default=limits.replacement_s)
+    parser.add_argument("--policy", help="as a journal has it; the words above go first")
     hang = HangConfig()
     parser.add_argument("--no-hang-detection", action="store_true")
     parser.add_argument("--hang-timeout", type=float, default=hang.floor_s)

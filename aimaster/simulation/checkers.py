@@ -13,14 +13,19 @@ from aimaster.core.events import (
     Event,
     JobDeclared,
     NodeEvent,
+    NodeFailed,
     NodeJoined,
     NodePrepared,
     StepCommitted,
+    TimerFired,
+    TimerKind,
     WorkerExited,
+    WorkersStarted,
 )
 from aimaster.core.invariants import violations
 from aimaster.core.machine import Machine
-from aimaster.core.policy import Policy
+from aimaster.core.policy import Cause, Policy
+from aimaster.core.state import OVER, NodeState
 from aimaster.ids import Generation, Incarnation, NodeId
 from aimaster.journal.codec import decode_decision, decode_event, encode
 
@@ -52,6 +57,11 @@ class Checkers:
         self._ended_well: dict[Generation, set[int]] = {}
         self._addresses: dict[NodeId, tuple[str, str]] = {}
         self._digest_before = ""
+        self._durable = -1
+        self._told: dict[Generation, set[NodeId]] = {}
+        self._started: dict[Generation, set[NodeId]] = {}
+        self._failed: dict[NodeId, int] = {}
+        self._late: set[NodeId] = set()
 
     def before(self, event: Event, machine: Machine) -> None:
         """Remember the state that an old event must not change."""
@@ -67,6 +77,7 @@ class Checkers:
             self._reasoned,
             self._commands_fit,
             self._end_is_the_end,
+            self._durable_never_back,
         )
         for check in checks:
             check(event, decision, machine)
@@ -74,6 +85,8 @@ class Checkers:
         if self.steps % self._inside_every == 0:
             for broken in violations(machine.state, machine.policy):
                 raise self._violation(broken)
+            self._blame_has_evidence(machine)
+            self._budgets_kept(machine, at_s)
 
     def _note(self, event: Event, decision: Decision, at_s: float) -> None:
         kinds = [f"{type(c).__name__}({getattr(c, 'node', '')})" for c in decision.commands[:6]]
@@ -190,6 +203,33 @@ class Checkers:
             if not codes <= {0, self.exit_code}:
                 raise self._violation(f"nodes end with {codes}, the job with {self.exit_code}")
 
+    def _durable_never_back(self, event: Event, decision: Decision, machine: Machine) -> None:
+        """What was durable once stays so."""
+        durable = machine.state.job.durable_step
+        now = -1 if durable is None else durable
+        if now < self._durable:
+            raise self._violation(f"the durable step went back from {self._durable} to {now}")
+        self._durable = now
+
+    def _blame_has_evidence(self, machine: Machine) -> None:
+        """A node is set aside only after failures as often as the policy says, or when it was late."""
+        aside = {name for name, node in machine.state.nodes.items() if node.state is NodeState.ASIDE}
+        for name in aside - self._late:
+            failed = self._failed.get(name, 0)
+            if failed < self._policy.node_strikes_max:
+                raise self._violation(f"{name} was set aside after {failed} failures")
+
+    def _budgets_kept(self, machine: Machine, at_s: float) -> None:
+        """A job that goes on has spent no more than its budgets."""
+        job = machine.state.job
+        if job.declared is None or job.phase in OVER:
+            return
+        for cause in Cause:
+            budget = self._policy.budget(cause)
+            used = job.history.used(cause, now=at_s, window_s=budget.window_s)
+            if used > budget.limit_for(job.declared.max_nodes):
+                raise self._violation(f"{used} charges of {cause.value}, and the job goes on")
+
     def _all_ranks_finished(self, event: Event) -> None:
         newest = max(self.starts)
         world_size = next(iter(self.starts[newest].values())).world_size
@@ -207,10 +247,25 @@ class Checkers:
         if self._shadow.digest() != machine.digest():
             raise self._violation("a replay leads to another state")
 
+    def _learn_evidence(self, event: Event, decision: Decision) -> None:
+        """What speaks against a node: that it said it could not, or that it was waited for in vain."""
+        for command in decision.commands:
+            if isinstance(command, Prepare):
+                self._told.setdefault(command.generation, set()).add(command.node)
+        if isinstance(event, NodeFailed):
+            self._failed[event.node] = self._failed.get(event.node, 0) + 1
+        elif isinstance(event, TimerFired) and event.timer is TimerKind.PREPARE:
+            told = self._told.get(event.generation, set())
+            self._late |= told - self._prepared.get(event.generation, {}).keys()
+        elif isinstance(event, TimerFired) and event.timer is TimerKind.START:
+            started = self._started.get(event.generation, set())
+            self._late |= self.starts.get(event.generation, {}).keys() - started
+
     def _learn(self, event: Event, decision: Decision) -> None:
         """Bring the books up to date."""
         if "ended_generation" in decision.facts:
             self.failures += 1
+        self._learn_evidence(event, decision)
         if isinstance(event, JobDeclared):
             self._cap = event.max_restarts
         if decision.reason is Reason.STALE:
@@ -220,5 +275,7 @@ class Checkers:
             self._addresses[event.node] = (event.address, event.saver_address)
         elif isinstance(event, NodePrepared):
             self._prepared.setdefault(event.generation, {})[event.node] = event.rendezvous_port
+        elif isinstance(event, WorkersStarted):
+            self._started.setdefault(event.generation, set()).add(event.node)
         elif isinstance(event, WorkerExited) and event.ok:
             self._ended_well.setdefault(event.generation, set()).add(event.rank)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 WALL_START_S = 1_700_000_000.0
 """What the virtual wall clock says at the start of every run."""
 
 
-@dataclass(order=True, slots=True)
+@dataclass(slots=True)
 class Due:
     """Something that is to happen. May be cancelled."""
 
-    at_s: float
-    order: int
-    action: Callable[[], None] | None = field(compare=False)
+    action: Callable[[], None] | None
 
     def cancel(self) -> None:
         """It will not happen."""
@@ -28,7 +26,7 @@ class Timeline:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self._due: list[Due] = []
+        self._due: list[tuple[float, int, Due]] = []
         self._asked = 0
 
     def monotonic(self) -> float:
@@ -42,8 +40,8 @@ class Timeline:
     def at(self, at_s: float, action: Callable[[], None]) -> Due:
         """Ask for something at a time; what lies in the past happens next."""
         self._asked += 1
-        due = Due(max(at_s, self.now_s), self._asked, action)
-        heapq.heappush(self._due, due)
+        due = Due(action)
+        heapq.heappush(self._due, (max(at_s, self.now_s), self._asked, due))
         return due
 
     def after(self, delay_s: float, action: Callable[[], None]) -> Due:
@@ -52,10 +50,10 @@ class Timeline:
 
     def run(self, until_s: float, *, stop: Callable[[], bool] = lambda: False) -> None:
         """Let time pass until then, until nothing is due, or until `stop` says so."""
-        while self._due and self._due[0].at_s <= until_s and not stop():
-            due = heapq.heappop(self._due)
+        while self._due and self._due[0][0] <= until_s and not stop():
+            at_s, _, due = heapq.heappop(self._due)
             if due.action is not None:
-                self.now_s = due.at_s
+                self.now_s = at_s
                 due.action()
         if not stop():
             self.now_s = max(self.now_s, until_s)

@@ -42,6 +42,17 @@ SPLITTING = frozenset(
 """Kinds after which a node may go on with an old generation for a while: nobody can tell it to stop."""
 
 
+OF_THE_MASTER = frozenset(
+    {
+        FaultKind.NEW_NODE,
+        FaultKind.CRASH_MASTER,
+        FaultKind.CRASH_BEFORE_EFFECTS,
+        FaultKind.STALL_MASTER,
+    }
+)
+"""Kinds that strike no node."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """One fault."""
@@ -67,6 +78,16 @@ def draw(random: Random, *, nodes: int, horizon_s: float, most: int) -> tuple[Fa
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """A fault that found somebody to strike."""
+
+    fault: Fault
+    at_s: float
+    training: bool
+    """Whether workers ran on the node."""
+
+
 class Striker:
     """Carries faults out."""
 
@@ -84,6 +105,8 @@ class Striker:
         self._nodes = nodes
         self._add_node = add_node
         self._random = random
+        self.struck: list[Strike] = []
+        """What was carried out, in the order of time."""
         self._strikes: Mapping[FaultKind, Callable[[SimNode, Fault], None]] = {
             FaultKind.KILL_WORKER: lambda node, fault: node.kill_worker(0),
             FaultKind.KILL_NODE: lambda node, fault: self._power_off(node),
@@ -107,14 +130,9 @@ class Striker:
 
     def _strike(self, fault: Fault) -> None:
         node = self._nodes[fault.node]
-        strikes_node = fault.kind not in {
-            FaultKind.NEW_NODE,
-            FaultKind.CRASH_MASTER,
-            FaultKind.CRASH_BEFORE_EFFECTS,
-            FaultKind.STALL_MASTER,
-        }
-        if strikes_node and not node.alive:
+        if fault.kind not in OF_THE_MASTER and not node.alive:
             return
+        self.struck.append(Strike(fault=fault, at_s=self._timeline.now_s, training=node.command is not None))
         self._strikes[fault.kind](node, fault)
 
     def _power_off(self, node: SimNode) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from aimaster.core.commands import (
@@ -148,7 +149,7 @@ class SimMaster:
 
     def hear_beat(self, node: SimNode, life: Incarnation) -> None:
         """A node sends a heartbeat."""
-        node.link.send("up", lambda: self._when_free(lambda: self._beat(node, life)))
+        node.link.send("up", partial(self._when_free, partial(self._beat, node, life)))
 
     def find_hang(self, node: SimNode, generation: Generation) -> None:
         """What the hang detection would say, if that generation runs and the master is there to look."""
@@ -167,11 +168,10 @@ class SimMaster:
             )
 
     def _when_free(self, action: Callable[[], None]) -> None:
-        master_life = self.lives
         if self._timeline.now_s < self._busy_until_s:
-            self._timeline.at(self._busy_until_s, lambda: self._if_lives(master_life, action))
-        else:
-            self._if_lives(master_life, action)
+            self._timeline.at(self._busy_until_s, partial(self._if_lives, self.lives, action))
+        elif self.up:
+            action()
 
     def _if_lives(self, master_life: int, action: Callable[[], None]) -> None:
         if self.up and self.lives == master_life:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from aimaster.simulation.clock import Timeline
@@ -45,7 +46,7 @@ class Link:
         delay_s = self._random.uniform(self._options.delay_min_s, self._options.delay_max_s)
         at_s = max(self._timeline.now_s + delay_s, self._newest_s[direction])
         self._newest_s[direction] = at_s
-        self._timeline.at(at_s, lambda: self._arrive(session, deliver))
+        self._timeline.at(at_s, partial(self._arrive, session, deliver))
 
     def _arrive(self, session: int, deliver: Callable[[], None]) -> None:
         if session != self._session:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -153,7 +154,7 @@ class SimNode:
             return
         if self.connected and not self.frozen:
             self._master.hear_beat(self, life)
-        self._timeline.after(self._master.heartbeat_interval_s, lambda: self._beat(life))
+        self._timeline.after(self._master.heartbeat_interval_s, partial(self._beat, life))
 
     def report(self, kind: type[NodeEvent], **fields: Any) -> None:
         """Say a fact; it is kept until the master has it."""

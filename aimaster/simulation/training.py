@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from aimaster.simulation.nodes import SimNode
 
 
+DURABLE_EVERY = 5
+"""Of so many checkpoints in memory one reaches the storage."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
     """What the script does."""
@@ -52,6 +56,8 @@ class Training:
         self.stepping: list[tuple[float, Generation]] = []
         """Which generation made a step when, for checkers."""
         self.finished = False
+        self.reached = 0
+        """The newest step that was ever made."""
 
     def join(self, node: SimNode, command: StartWorkers) -> None:
         """A node's workers run; the last of a generation lets all begin."""
@@ -94,6 +100,7 @@ class Training:
             self._timeline.after(self._options.step_s, lambda: self._tick(generation))
             return
         group.step += 1
+        self.reached = max(self.reached, group.step)
         self.stepping.append((self._timeline.now_s, generation))
         self._step_done(generation, group)
         if not group.over:
@@ -111,7 +118,8 @@ class Training:
                 member.report(FirstStepDone, generation=generation, step=group.step)
         if options.commit_every and group.step % options.commit_every == 0:
             self.committed = group.step
-            lead.report(StepCommitted, generation=generation, step=group.step, durable=False)
+            durable = group.step % (DURABLE_EVERY * options.commit_every) == 0
+            lead.report(StepCommitted, generation=generation, step=group.step, durable=durable)
         if group.step >= options.steps:
             group.over = self.finished = True
             for member, command, _ in group.members.values():

@@ -64,6 +64,14 @@ def test_no_restarts_allowed_ends_at_the_first_failure(tmp_path: Path) -> None:
     assert "exit code 7" in run.stderr
 
 
+def test_a_policy_of_ones_own_decides(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("worker_failures: {limit: 0}\n")
+    run = start_run(tmp_path, "--policy", str(policy), script(tmp_path, "import sys; sys.exit(7)\n"))
+    assert run.wait() == 21, run.stderr
+    assert "worker_failed" in run.stderr
+
+
 @pytest.mark.parametrize(
     ("number", "code"),
     [

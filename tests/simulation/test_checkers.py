@@ -10,10 +10,13 @@ import pytest
 
 from aimaster.core import generation, guards, machine, on_workers
 from aimaster.core.commands import Decision, EndNode, StartWorkers
+from aimaster.core.events import StepCommitted
 from aimaster.core.machine import Machine
-from aimaster.simulation.checkers import Violation
+from aimaster.core.policy import Budget, Policy
+from aimaster.simulation.checkers import Checkers, Violation
 from aimaster.simulation.faults import Fault, FaultKind
-from aimaster.simulation.run import Options, simulate
+from aimaster.simulation.run import simulate
+from aimaster.simulation.world import Options
 
 FAULTS = (
     Fault(kind=FaultKind.KILL_WORKER, at_s=15.0, node=0, lasts_s=1.0),
@@ -137,4 +140,43 @@ def test_forgetting_to_say_that_a_node_has_changed(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(on_workers, "_note_step", silent)
     with pytest.raises(Violation, match="running digest"):
+        run()
+
+
+@pytest.mark.parametrize(
+    ("fault", "lasts_s", "believed", "what"),
+    [
+        (FaultKind.FAIL_PREPARE, 9.0, {"node_strikes_max": 5}, "was set aside after"),
+        (FaultKind.KILL_WORKER, 0.0, {"worker_failures": Budget(limit=0)}, "charges of worker_failed"),
+    ],
+)
+def test_a_core_that_follows_another_policy(
+    monkeypatch: pytest.MonkeyPatch, fault: FaultKind, lasts_s: float, believed: dict[str, Any], what: str
+) -> None:
+    make = Checkers.__init__
+
+    def mistaken(self: Checkers, policy: Policy, *, inside_every: int = 1) -> None:
+        make(self, policy, inside_every=inside_every)
+        self._policy = replace(policy, **believed)
+
+    monkeypatch.setattr(Checkers, "__init__", mistaken)
+    faults = (
+        Fault(kind=fault, at_s=12.0, node=0, lasts_s=lasts_s),
+        Fault(kind=FaultKind.KILL_WORKER, at_s=15.0, node=0, lasts_s=1.0),
+    )
+    with pytest.raises(Violation, match=what):
+        simulate(3, Options(seed=3, faults=faults, min_nodes=1))
+
+
+def test_a_durable_step_that_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Machine.step
+
+    def forgetful(self: Machine, event: Any, now: float) -> Decision:
+        decision = step(self, event, now)
+        if isinstance(event, StepCommitted) and self.state.job.durable_step == 50:
+            self.state.job.durable_step = 3
+        return decision
+
+    monkeypatch.setattr(Machine, "step", forgetful)
+    with pytest.raises(Violation, match="durable step went back"):
         run()

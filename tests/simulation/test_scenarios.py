@@ -8,8 +8,9 @@ import pytest
 
 from aimaster.journal.incidents import IncidentKind
 from aimaster.simulation.faults import Fault, FaultKind
-from aimaster.simulation.run import Options, Result, simulate
+from aimaster.simulation.run import Result, simulate
 from aimaster.simulation.training import TrainingOptions
+from aimaster.simulation.world import Options
 
 
 def world(*faults: tuple[FaultKind, int, float], lasts_s: float = 1.0, **more: Any) -> Result:

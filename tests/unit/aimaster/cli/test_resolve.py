@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,7 @@ from aimaster.config import (
 )
 from aimaster.errors import AimasterError, CredentialsMissing, ExitCode, SetupError, UsageError
 from aimaster.ids import is_valid_id
+from aimaster.journal.codec import decode_policy
 
 
 def resolved(*words: str, **env: str) -> RunConfig:
@@ -301,3 +303,29 @@ class TestWorkers:
     )
     def test_visible_devices(self, listed: str | None, count: int) -> None:
         assert _visible(4, listed) == count
+
+
+class TestPolicy:
+    def test_it_travels_as_a_journal_has_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "policy.yaml"
+        path.write_text("hangs: {limit: 3}\ntimeouts: {prepare_s: 20}")
+        text = resolved("--policy", str(path), "t.py").restart.policy
+        assert text is not None
+        policy = decode_policy(text)
+        assert (policy.hangs.limit, policy.timeouts.prepare_s) == (3, 20.0)
+        assert resolved("t.py").restart.policy is None
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("hangs: {limits: 3}", "unknown fields limits"),
+            ("detector: {dead_s: 20}", "--dead-after"),
+            ("timeouts: {join_s: 20}", "--rdzv-conf"),
+        ],
+    )
+    def test_what_is_wrong_or_has_a_flag_is_refused(self, tmp_path: Path, text: str, said: str) -> None:
+        path = tmp_path / "policy.yaml"
+        path.write_text(text)
+        error = refused("--policy", str(path), "t.py")
+        assert said in str(error)
+        assert error.exit_code == ExitCode.USAGE
