@@ -15,7 +15,7 @@ venv:  ## make .venv with everything that is needed (quick if it is there)
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python 3.10 or newer, or name one: make PYTHON=…" >&2; exit 3; }
 	@$(PYTHON) tools/set_up.py
 
-demo: venv  ## train under faults: a killed worker, then a lost node; writes build/demo/report.json
+demo: venv  ## train under faults: a killed worker, a frozen one, a lost node; writes build/demo/report.json
 	@$(VENV)/python examples/hello_deepspeed/demo.py
 
 test: venv  ## run all tests

@@ -23,7 +23,9 @@ import importlib.util
 import json
 import math
 import pydoc_data.topics
+import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -42,7 +44,7 @@ from aimaster.journal.sqlite import SqliteJournal
 SCHEMA = 1
 RUNS = ("faulted", "undisturbed")
 TIERS = ("memory", "peer", "disk")  # nearest first
-RECOVERY_LIMIT_S = {"worker_killed": 4.0, "node_lost": 15.0}
+RECOVERY_LIMIT_S = {"worker_killed": 4.0, "worker_hung": 8.0, "node_lost": 15.0}
 RECOMPUTED_MAX = 1
 LINGER_S = 5.0  # the kernel may take a moment to take down what was killed last
 
@@ -354,6 +356,18 @@ def show(report: dict[str, Any], console: Console) -> None:
         console.print(f"not as promised: {problem}", style="red", highlight=False, markup=False)
 
 
+def tell_stories(folder: Path, console: Console) -> None:
+    """What `aimaster explain` says of every incident in the journal."""
+    aimaster = str(Path(sysconfig.get_path("scripts")) / "aimaster")
+    for path in sorted(folder.glob("faulted/nodes/*/state/journal.db")):
+        for incident in read_incidents(folder / "faulted", Problems()):
+            done = subprocess.run(
+                [aimaster, "explain", str(incident.id), "--state-dir", str(path.parent)],
+                capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+            console.print(done.stdout.split("\n\n")[0] or done.stderr, highlight=False, markup=False)
+
+
 def _seconds(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.2f} s"
 
@@ -373,6 +387,7 @@ def main() -> int:
     target = arguments.folder / "report.json"
     target.write_text(json.dumps(report, indent=2) + "\n")
     console = Console(width=None if sys.stdout.isatty() else 120)
+    tell_stories(arguments.folder, console)
     show(report, console)
     console.print(f"report: {target}", highlight=False)
     return 1 if report["problems"] else 0

@@ -1,11 +1,12 @@
-"""The demo: a real training survives a killed worker and a lost node, and its result does not show it.
+"""The demo: training survives a killed worker, a frozen one and a lost node, and its result does not show it.
 
     python demo.py                 everything, into build/demo
 
 Two nodes of one worker each and a spare node run on this machine, each with its own agent, run directory and
-ports. In the middle the first node's worker is killed; later everything of the second node is killed and its
-folders are wiped, so that the spare takes its place. Then the same training runs undisturbed. The driver only
-starts, watches and hurts; `check.py`, started at the end, judges from what the runs left behind.
+ports. On the way the first node's worker is killed; then the second node's worker is frozen, which nobody
+tells the job; later everything of the second node is killed and its folders are wiped, so that the spare
+takes its place. Then the same training runs undisturbed. The driver only starts, watches and hurts;
+`check.py`, started at the end, judges from what the runs left behind.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +40,15 @@ START_LIMIT_S = 120.0
 STOP_LIMIT_S = 30.0
 
 
+FAULTS = ("worker_killed", "worker_hung", "node_lost")
+WORKER_FAULTS = {"worker_killed": signal.SIGKILL, "worker_hung": signal.SIGSTOP}
+
+
 class DemoFailed(Exception):
     """The job did something else than the demo expects; the message says what and where its log is."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Node:
     """One node of the job: an agent and the folders that are the node's own."""
 
@@ -140,10 +146,12 @@ class Job:
         end = time.monotonic() + limit_s
         while not reached():
             self.watch(view)
-            for node in self.nodes.values():
-                code = node.agent.poll()
+            codes = {node: node.agent.poll() for node in self.nodes.values()}
+            for node, code in codes.items():
                 if code not in (None, 0):
                     raise DemoFailed(f"{node.name} ended with code {code} ({node.log}):\n{node.tail()}")
+            if all(code == 0 for code in codes.values()) and not reached():
+                raise DemoFailed(f"the training was over before {what}; give it more --steps")
             if time.monotonic() > end:
                 tails = "\n".join(f"--- {node.log}\n{node.tail()}" for node in self.nodes.values())
                 raise DemoFailed(f"waited {limit_s:.0f} s in vain for: {what}\n{tails}")
@@ -220,13 +228,14 @@ def record_fault(
         file.write(json.dumps(fault) + "\n")
 
 
-def kill_worker(job: Job, node: str, view: View) -> None:
-    """SIGKILL one worker."""
+def hurt_worker(job: Job, node: str, view: View, kind: str) -> None:
+    """SIGKILL one worker, or freeze it."""
     workers = [one for one in processes_of(job, node, view) if one["role"] == "worker"]
+    number = WORKER_FAULTS[kind]
     wall_s = time.time()
-    os.kill(workers[0]["pid"], signal.SIGKILL)
-    record_fault(job, "worker_killed", workers[:1], wall_s=wall_s)
-    view.event(f"killed the worker of {node} (pid {workers[0]['pid']}) with SIGKILL at step {job.step()}")
+    os.kill(workers[0]["pid"], number)
+    record_fault(job, kind, workers[:1], wall_s=wall_s)
+    view.event(f"sent {number.name} to the worker of {node} (pid {workers[0]['pid']}) at step {job.step()}")
 
 
 def unix_sockets(pids: Iterable[int]) -> set[Path]:
@@ -280,24 +289,29 @@ def recover(job: Job, kind: str, view: View, *, generation: int, at_step: int) -
 
 
 def run_faulted(job: Job, view: View) -> None:
-    """The training that is hurt twice."""
+    """The training that is hurt three times."""
     job.start_node("node-a")
     view.event("started node-a, which hosts the master")
     job.wait("the master", view, lambda: job.status() is not None, limit_s=START_LIMIT_S)
     job.start_node("node-b")
     job.start_node("node-c")
     view.event("started node-b and node-c; whoever comes last is the spare")
-    first, second = job.options.steps // 2, job.options.steps * 3 // 4
-    job.wait("the first steps", view, lambda: job.step() >= first, limit_s=START_LIMIT_S)
-    generation = job.generation()
-    kill_worker(job, "node-a", view)
-    recover(job, "worker_killed", view, generation=generation, at_step=job.step())
-    job.wait("more steps", view, lambda: job.step() >= second, limit_s=job.options.limit_s)
-    generation = job.generation()
-    lose_node(job, next(line["node"] for line in job.lines[::-1] if line["node"] != "node-a"), view)
-    recover(job, "node_lost", view, generation=generation, at_step=job.step())
+    for number, kind in enumerate(FAULTS, 1):
+        at_step = job.options.steps * number // (len(FAULTS) + 2)  # the last part is left to recover in
+        job.wait("more steps", view, partial(has_reached, job, at_step), limit_s=job.options.limit_s)
+        generation = job.generation()
+        second = next(line["node"] for line in job.lines[::-1] if line["node"] != "node-a")
+        if kind == "node_lost":
+            lose_node(job, second, view)
+        else:
+            hurt_worker(job, "node-a" if kind == "worker_killed" else second, view, kind)
+        recover(job, kind, view, generation=generation, at_step=job.step())
     job.finish(view)
     view.event("finished")
+
+
+def has_reached(job: Job, step: int) -> bool:
+    return job.step() >= step
 
 
 def run_undisturbed(job: Job, view: View) -> None:
@@ -348,7 +362,7 @@ def main() -> int:
         "steps": options.steps,
         "world_size": 2,
         "seed": options.seed,
-        "faults": ["worker_killed", "node_lost"],
+        "faults": list(FAULTS),
     }
     (folder / "plan.json").write_text(json.dumps(plan) + "\n")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # through the finally below

@@ -179,7 +179,7 @@ def test_demo_at_reduced_size(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     done = subprocess.run(
         [
-            sys.executable, str(EXAMPLE / "demo.py"), "--folder", str(folder), "--steps", "60",
+            sys.executable, str(EXAMPLE / "demo.py"), "--folder", str(folder), "--steps", "100",
             "--hidden_size", "128", "--layers", "2", "--time_factor", "10",
         ],
         env={**environment(), "PATH": f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"},
@@ -191,10 +191,12 @@ def test_demo_at_reduced_size(tmp_path: Path) -> None:
     assert report["bit_equal"] is True
     assert report["leftovers"] == {"processes": 0, "sockets": 0, "shm_bytes": 0}
     assert report["loss_last"] < report["loss_first"]
-    killed, lost = report["faults"]
+    killed, hung, lost = report["faults"]
     assert (killed["kind"], killed["restored_from"]) == ("worker_killed", "memory")
+    assert (hung["kind"], hung["restored_from"]) == ("worker_hung", "memory")
     assert (lost["kind"], lost["restored_from"]) == ("node_lost", "peer")
-    assert max(killed["recomputed_steps"], lost["recomputed_steps"]) <= 1
+    assert max(fault["recomputed_steps"] for fault in report["faults"]) <= 1
+    assert all(f"incident {number} at" in done.stdout for number in (1, 2, 3)), "each one's story is told"
     change_one_weight(folder / "faulted" / "final.safetensors")
     judged = subprocess.run(
         [sys.executable, str(EXAMPLE / "check.py"), str(folder), "--time_factor", "10"],
