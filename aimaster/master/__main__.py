@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import re
+import resource
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,9 @@ def main(argv: list[str] | None = None) -> int:
     if not end_with_parent(parent):
         return int(OwnBug.exit_code)
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    # Every agent holds a connection; the usual soft limit is 1024, the hard one far above.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
     def ready(begun: Begun) -> None:
         _tell(

@@ -29,7 +29,6 @@ from aimaster.errors import BadMessage, MasterUnreachable, OwnBug
 from aimaster.ids import NO_GENERATION, Generation, Incarnation
 from aimaster.rpc.convert import AgentBody, MasterBody, decode_from_master, encode_from_agent
 from aimaster.rpc.facts import FACT_KINDS
-from aimaster.rpc.gen import contract
 from aimaster.rpc.messages import (
     Ack,
     Header,
@@ -45,7 +44,15 @@ from aimaster.rpc.pending import PendingFacts
 from aimaster.rpc.refusals import permanent_error, refusal_error
 from aimaster.rpc.retry import Backoff
 from aimaster.rpc.security import Credentials
-from aimaster.rpc.transport import END_OF_STREAM, Call, Endpoint, Trouble, diagnose, open_channel
+from aimaster.rpc.transport import (
+    END_OF_STREAM,
+    Call,
+    Endpoint,
+    Trouble,
+    diagnose,
+    open_channel,
+    open_session,
+)
 from aimaster.rpc.waiting import within
 
 WELCOME_TIMEOUT_S = 30.0
@@ -206,7 +213,7 @@ class MasterLink:
 
     async def _session(self, backoff: Backoff) -> None:
         async with open_channel(self._endpoint, self._credentials) as channel:
-            call: Call = channel.stream_stream(contract.SESSION_METHOD, None, None)()  # type: ignore
+            call = open_session(channel)
             try:
                 await self._open(call)
                 backoff.reset()

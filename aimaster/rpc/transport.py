@@ -28,6 +28,7 @@ import grpc.aio
 
 from aimaster.errors import PortInUse, SetupError, UsageError
 from aimaster.rpc import limits
+from aimaster.rpc.gen import contract
 from aimaster.rpc.security import SERVER_NAME, Credentials
 from aimaster.rpc.waiting import within
 
@@ -102,6 +103,11 @@ def open_channel(endpoint: Endpoint, credentials: Credentials) -> grpc.aio.Chann
     if secure is None:
         return grpc.aio.insecure_channel(str(endpoint), options=options)
     return grpc.aio.secure_channel(str(endpoint), secure, options=options)
+
+
+def open_session(channel: grpc.aio.Channel) -> Call:
+    """An agent's stream on its channel; messages travel as bytes."""
+    return channel.stream_stream(contract.SESSION_METHOD, None, None)()  # type: ignore
 
 
 def open_blocking_channel(endpoint: Endpoint, credentials: Credentials) -> grpc.Channel:

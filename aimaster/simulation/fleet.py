@@ -50,6 +50,10 @@ class Fleet:
     """None: half of the nodes."""
     workers: int = 8
     step_s: float = 5.0
+    first_step_s: float | None = None
+    """See `TrainingOptions`."""
+    commit_every: int = 1
+    """Steps from one checkpoint that survives a lost node to the next."""
     policy: Policy = field(default_factory=Policy)
     detector: DetectorConfig = field(default_factory=DetectorConfig)
     faults: tuple[Fault, ...] = ()
@@ -101,7 +105,12 @@ def train(fleet: Fleet) -> Outcome:
             max_nodes=fleet.nodes,
             agents=agents,
             workers=fleet.workers,
-            training=TrainingOptions(steps=STEPS_NEVER_REACHED, step_s=fleet.step_s, commit_every=1),
+            training=TrainingOptions(
+                steps=STEPS_NEVER_REACHED,
+                step_s=fleet.step_s,
+                first_step_s=fleet.first_step_s,
+                commit_every=fleet.commit_every,
+            ),
             policy=fleet.policy,
             detector=fleet.detector,
             horizon_s=horizon_s,

@@ -29,6 +29,8 @@ class TrainingOptions:
 
     steps: int = 60
     step_s: float = 0.5
+    first_step_s: float | None = None
+    """From the start of the workers to their first step: rendezvous, load, compile. None: as any step."""
     commit_every: int = 5
     """0: it writes no checkpoints."""
     bug_at_step: int | None = None
@@ -75,7 +77,9 @@ class Training:
                         step=self.committed,
                         tier=tier,
                     )
-            self._timeline.after(self._options.step_s, lambda: self._tick(command.generation))
+            first_s = self._options.first_step_s
+            delay_s = first_s if first_s is not None else self._options.step_s
+            self._timeline.after(delay_s, lambda: self._tick(command.generation))
 
     def worker_died(self, node: SimNode, generation: Generation) -> None:
         """Somebody of that generation is gone: the others fail soon, each in its own time."""
