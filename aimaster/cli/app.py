@@ -67,6 +67,7 @@ def status(
     ] = None,
     job_id: Annotated[Optional[str], typer.Option(metavar="ID", help="Which job, if several run.")] = None,  # noqa: UP045
     secret_file: Secret = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Keep it up to date until the job is over.")] = False,
 ) -> None:
     """Show a job: nodes, ranks, steps, processes, incidents, budgets.
 
@@ -76,6 +77,11 @@ def status(
     from aimaster.cli.status import Wanted, show
 
     wanted = Wanted(run_dir=run_dir, endpoint=endpoint, job_id=job_id, secret_file=secret_file)
+    if watch:
+        from aimaster.cli.watch import watch as keep_watching
+
+        keep_watching(wanted, as_json=as_json)
+        return
     typer.echo(show(wanted, as_json=as_json), nl=False)
 
 

@@ -23,7 +23,7 @@ from aimaster.rpc.security import Credentials, load_secret
 from aimaster.rpc.status import HangStatus, IncidentStatus, JobStatus, NodeStatus, fetch_status
 from aimaster.rpc.transport import Endpoint
 
-__all__ = ["Wanted", "show"]
+__all__ = ["Wanted", "picture", "show"]
 
 SCHEMA = 1
 ANSWER_TIMEOUT_S = 5.0
@@ -47,12 +47,19 @@ def show(wanted: Wanted, *, as_json: bool) -> str:
     Raises:
         AimasterError: no job is found, or it cannot be asked.
     """
+    found = picture(wanted)
+    return json.dumps(found, indent=2) + "\n" if as_json else render(found)
+
+
+def picture(wanted: Wanted) -> Plain:
+    """The job as it is now.
+
+    Raises:
+        AimasterError: no job is found, or it cannot be asked.
+    """
     if wanted.job_id is not None and not is_valid_id(wanted.job_id):
         raise UsageError("this is not a job id", where=f"--job-id {wanted.job_id!r}")
-    picture = _ask_endpoint(wanted) if wanted.endpoint is not None else _ask_around(wanted)
-    if as_json:
-        return json.dumps(picture, indent=2) + "\n"
-    return render(picture)
+    return _ask_endpoint(wanted) if wanted.endpoint is not None else _ask_around(wanted)
 
 
 def _ask_endpoint(wanted: Wanted) -> Plain:

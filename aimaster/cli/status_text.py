@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-__all__ = ["render"]
+__all__ = ["headline", "render"]
 
 Plain = dict[str, Any]
 """The JSON object of `aimaster status`; its schema is in `aimaster.cli.status`."""
@@ -26,6 +26,24 @@ def render(picture: Plain) -> str:
         _budgets(picture["budgets"]),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def headline(picture: Plain) -> str:
+    """The job in one line, for logs."""
+    if picture["source"] != "master":
+        return f"job {picture['job_id']}: unknown, since no master answers"
+    steps = picture["steps"]
+    parts = [
+        f"job {picture['job_id']}: {picture['phase']}, generation {picture['generation']}, "
+        f"{len(picture['nodes'])} nodes"
+    ]
+    if picture["waiting_for"]:
+        parts.append(f"waiting for {picture['waiting_for']}")
+    if steps["memory"] is not None or steps["durable"] is not None:
+        parts.append(f"step {_or_dash(steps['memory'])} in memory, {_or_dash(steps['durable'])} durable")
+    if picture["incidents"]:
+        parts.append(_incident(picture["incidents"][-1])[0])
+    return "; ".join(parts)
 
 
 def _head(picture: Plain) -> list[str]:
