@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from sanitycheck.result import Report, Result
+from tests import quota
 from tests.cluster import Cluster, Host
 
 pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.timeout(300)]
@@ -23,6 +22,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 PORT = 29450
 TOLERANT = ("--pair-share", "0.2", "--alone-share", "0.2")
 """Four nodes share two busy processors here: only what is far off is bad."""
+SLOW_SHARE = 0.05
 WAIT_S = 240.0
 
 Group = Callable[..., dict[str, Report]]
@@ -69,28 +69,6 @@ def subjects(report: Report, check: str, reason: str) -> set[str]:
     return {one.subject for one in of(report, check).findings if one.reason.value == reason}
 
 
-@contextlib.contextmanager
-def braked(host: Host) -> Iterator[None]:
-    """A processor that runs a tenth of the time, from the moment at which the node has begun its checks."""
-    done = threading.Event()
-
-    def brake() -> None:
-        while not done.is_set():
-            host.stop()
-            done.wait(0.45)
-            host.cont()
-            done.wait(0.05)
-
-    thread = threading.Thread(target=brake)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-        host.cont()
-
-
 def test_a_cut_pair_is_a_link_and_a_node_that_never_came_is_named(
     make_cluster: Callable[[int], Cluster],
 ) -> None:
@@ -112,17 +90,17 @@ def test_a_cut_pair_is_a_link_and_a_node_that_never_came_is_named(
 
 
 @pytest.mark.alone
-@pytest.mark.skip(reason="stopping and continuing is too coarse a brake on a quick machine: it needs a quota")
+@pytest.mark.skipif(bool(quota.why_not()), reason=quota.why_not())
 def test_a_slow_processor_is_a_bad_node_and_blocks_there_alone(
     make_cluster: Callable[[int], Cluster],
 ) -> None:
     cluster = make_cluster(4)
     children = start(cluster, nnodes=4, hosts=4, extra=("--round-timeout", "25"))
     ends = time.monotonic() + 60
-    while len(cluster[2].pids()) < 2:
+    while len(cluster[2].pids()) < 2:  # it has begun its checks
         assert time.monotonic() < ends
         time.sleep(0.05)
-    with braked(cluster[2]):
+    with quota.slowed(cluster[2].pids(), share=SLOW_SHARE):
         reports = [finished(cluster[rank], child)[1] for rank, child in enumerate(children)]
     for rank, report in enumerate(reports):
         assert subjects(report, "coll.localise", "node_bad") == {"h2"}, json.dumps(report.to_dict())
