@@ -181,6 +181,8 @@ class RestartConfig:
     """Accepted; exits are noticed at once whatever it says."""
     shutdown_timeout_s: float = 30.0
     """From SIGTERM to SIGKILL when workers are stopped."""
+    preemption_grace_s: float = 30.0
+    """From the notice of a preemption until the machine may be gone."""
     signals_to_handle: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
     """Signals that end the job. SIGUSR1 and SIGUSR2 always do, as schedulers send them as a notice."""
 
@@ -191,6 +193,8 @@ class RestartConfig:
             raise ValueError(f"--monitor-interval must be more than 0, got {self.monitor_interval_s}")
         if self.shutdown_timeout_s < 0:
             raise ValueError(f"--shutdown-timeout must be 0 or more, got {self.shutdown_timeout_s}")
+        if self.preemption_grace_s <= 0:
+            raise ValueError(f"--preemption-grace must be more than 0, got {self.preemption_grace_s}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,6 +133,7 @@ def read_body(
     *,
     into: memoryview,
     have: Mapping[int, memoryview] | None = None,
+    reserve: Callable[[int, int], None] | None = None,
     on_bytes: Callable[[int], None] | None = None,
 ) -> Layout:
     """Read a body whole, prove it, and return its layout with the header. See `load_piece` for the errors.
@@ -142,6 +143,8 @@ def read_body(
         piece: which.
         into: writable, as long as the piece.
         have: chunk → bytes that are said to be the same, at hand already; proved like all others.
+        reserve: called with the first byte and the one behind the last of each chunk before it is written,
+            from several threads: memory that comes as it is needed is made ready beside the reading.
         on_bytes: told the length of each chunk that was proved, from one thread at a time.
     """
     record = piece.record
@@ -154,6 +157,8 @@ def read_body(
     def one(index: int) -> None:
         begin, end = chunk_range(index, length=record.bytes, chunk_bytes=record.hash_chunk_bytes)
         room = view[begin:end]
+        if reserve is not None:
+            reserve(begin, end)
         known = have.get(index) if have is not None else None
         if known is not None:
             room[:] = known

@@ -1,8 +1,9 @@
 """Memory slots: anonymous memory files that the saver owns and workers map.
 
 A slot is a ``memfd``: it has no name anywhere, is not limited by the size of ``/dev/shm``, and is gone when
-the last process that holds it is gone, so that nothing can leak. It is reserved in full when it is made, so
-that a lack of memory is an error here and not a bus error in the middle of a copy.
+the last process that holds it is gone, so that nothing can leak. It is reserved in full before anybody else
+sees it, so that a lack of memory is an error here and not a bus error in the middle of a copy: when it is
+made, or, where its first content is read from a file, part by part just ahead of the reading.
 
 The descriptor travels to the worker over the Unix socket. Both sides map it.
 """
@@ -61,12 +62,13 @@ class Slot:
     Args:
         capacity: bytes; rounded up to whole pages.
         headroom: bytes that must stay available on the machine.
+        in_parts: reserve nothing yet; whoever writes to it calls `reserve` before, and `finish` at the end.
 
     Raises:
         MemoryFull: there is not that much memory.
     """
 
-    def __init__(self, capacity: int, *, headroom: int = HEADROOM_BYTES) -> None:
+    def __init__(self, capacity: int, *, headroom: int = HEADROOM_BYTES, in_parts: bool = False) -> None:
         capacity = max(-(-capacity // mmap.PAGESIZE), 1) * mmap.PAGESIZE
         available = available_bytes()
         if capacity + headroom > available:
@@ -77,19 +79,46 @@ class Slot:
             )
         self.number = next(_numbers)
         self.capacity = capacity
+        self.whole = False
+        """Whether all of it is reserved."""
         self.fd = os.memfd_create(f"easyckpt-slot-{self.number}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.posix_fallocate(self.fd, 0, capacity)
+            os.ftruncate(self.fd, capacity)
+            if not in_parts:
+                self.finish(0)
             fcntl.fcntl(self.fd, _F_ADD_SEALS, _SEALS)
             self._map = map_shared(self.fd, capacity)
-        except OSError as error:
+        except (OSError, MemoryFull):
             os.close(self.fd)
-            if error.errno in (errno.ENOSPC, errno.ENOMEM):
-                raise MemoryFull(
-                    f"a checkpoint slot of {capacity} bytes cannot be reserved: {error.strerror}"
-                ) from error
             raise
         self.view = memoryview(self._map)
+
+    def reserve(self, begin: int, end: int) -> None:
+        """Have memory for these bytes. Any thread.
+
+        Raises:
+            MemoryFull: there is none.
+        """
+        if self.whole:
+            return
+        try:
+            os.posix_fallocate(self.fd, begin, end - begin)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM):
+                raise
+            raise MemoryFull(
+                f"a checkpoint slot of {self.capacity} bytes cannot be reserved: {error.strerror}"
+            ) from error
+
+    def finish(self, begin: int) -> None:
+        """Reserve the rest, from a byte on; what lies before it was reserved in parts.
+
+        Raises:
+            MemoryFull: there is no memory for it.
+        """
+        if begin < self.capacity:  # asking again for what is there costs more than the first time
+            self.reserve(begin, self.capacity)
+        self.whole = True
 
     def close(self) -> None:
         """Give the memory back, as soon as no worker maps it any more. May be called twice."""

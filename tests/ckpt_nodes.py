@@ -113,7 +113,15 @@ class Nodes:
         self.started.append(node)
         return node
 
-    def begin(self, generation: int, nodes: list[Node], *, ranks: int = 1, progress: bool = False) -> None:
+    def begin(
+        self,
+        generation: int,
+        nodes: list[Node],
+        *,
+        ranks: int = 1,
+        progress: bool = False,
+        life: str = "",
+    ) -> None:
         """A generation of these nodes, in this order, with ``ranks`` ranks each."""
         self.nodes = nodes
         for node_rank, node in enumerate(nodes):
@@ -126,6 +134,7 @@ class Nodes:
                 world_size=len(nodes) * ranks,
                 lead_address=nodes[0].address,
                 progress_expected=progress,
+                life=life,
             )
             node.begin(place)
 

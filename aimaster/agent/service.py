@@ -25,6 +25,7 @@ from aimaster.agent.ground import Ground, prepare_ground
 from aimaster.agent.lookout import Lookout
 from aimaster.agent.meeting import Meeting
 from aimaster.agent.outlook import look_out
+from aimaster.agent.preemption import stop_and_persist
 from aimaster.agent.reaper import Reaper
 from aimaster.agent.rundir import imports_cache
 from aimaster.agent.signals import meaning, watch_signals
@@ -54,8 +55,6 @@ DRAIN_S = 120.0
 """How long the saver may take to make its newest step durable when the job has finished."""
 DRAIN_AFTER_STOP_S = 10.0
 """The same when somebody wants it to end."""
-PERSIST_AT_PREEMPTION_S = 120.0
-"""How long the newest step in memory may take to become durable; a scheduler's SIGKILL may come first."""
 
 
 def run(config: RunConfig) -> int:
@@ -313,9 +312,15 @@ class Agent:
 
     async def _leave(self, ending: Ending) -> None:
         """Stop and clear away whatever there is, as far as it goes; the exit code is decided already."""
-        await self._duties.stop_workers()
+        durable = None
+        if ending.preempted:
+            grace_s = self._config.restart.preemption_grace_s
+            durable = await stop_and_persist(
+                grace_s, stop=self._duties.stop_workers, persist=self._saver.persist_now
+            )
+        else:
+            await self._duties.stop_workers()
         self._duties.close()
-        durable = await self._saver.persist_now(PERSIST_AT_PREEMPTION_S) if ending.preempted else None
         if self._link is not None:
             await self._say_goodbye(self._link, ending.exit_code)
         saver_lingers = self._saver.holds_steps and not ending.clean

@@ -80,6 +80,11 @@ OWN_FLAGS: tuple[Flag, ...] = (
         help="node check before the first start: off, warn, enforce, or a level (instant, quick)",
     ),
     Flag(
+        names=("--preemption-grace",), env=("AIMASTER_PREEMPTION_GRACE",), kind=Kind.FLOAT, default=30.0,
+        metavar="S", group=_CHECK,
+        help="from SIGTERM or SIGUSR1 until the machine may be gone; the newest step is durable before",
+    ),
+    Flag(
         names=("--heartbeat-interval",), env=("AIMASTER_HEARTBEAT_INTERVAL",), kind=Kind.FLOAT, default=1.0,
         metavar="S", group=_CHECK, help="between two signs of life of a node",
     ),

@@ -153,6 +153,7 @@ def _restart(values: Values) -> RestartConfig:
         policy=_policy(values),
         monitor_interval_s=values.number("monitor_interval"),
         shutdown_timeout_s=30.0 if timeout is None else float(timeout),
+        preemption_grace_s=values.number("preemption_grace"),
         signals_to_handle=tuple(
             filter(None, (s.strip() for s in values.text("signals_to_handle").split(",")))
         ),

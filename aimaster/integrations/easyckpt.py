@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -91,6 +92,8 @@ class NodeSaver:
         self._told: set[tuple[Generation, str, int]] = set()
         self._restored: dict[Generation, int] = {}
         self._restarts = 0
+        self._life = secrets.token_hex(8)
+        """The next agent of this node may find the same saver, and count its generations from 1 again."""
         self._slot_bytes = 0
         self.trouble = ""
         """Why there is no working saver, for people; empty when there is one."""
@@ -211,6 +214,7 @@ class NodeSaver:
                 world_size=order.world_size,
                 lead_address=order.saver_lead,
                 progress_expected=order.progress_expected,
+                life=self._life,
             )
         )
 

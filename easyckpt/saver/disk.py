@@ -334,10 +334,15 @@ class Vault:
         read_chunk(self._storage, located.record, index=index, into=into, step=located.step)
 
     def load(
-        self, located: LocatedPiece, into: memoryview, *, have: Mapping[int, memoryview] | None = None
+        self,
+        located: LocatedPiece,
+        into: memoryview,
+        *,
+        have: Mapping[int, memoryview] | None = None,
+        reserve: Callable[[int, int], None] | None = None,
     ) -> Layout:
         """Read a piece and prove every byte; see `read_body`."""
-        return read_body(self._storage, located, into=into, have=have)
+        return read_body(self._storage, located, into=into, have=have, reserve=reserve)
 
 
 def _software() -> str:

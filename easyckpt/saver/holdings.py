@@ -167,21 +167,23 @@ class Holdings:
             self._discard(min(candidates, key=lambda p: (p.state is PieceState.SEALED, p.key)))
         return self._maker(held.rank, body_bytes)
 
-    def place_beside(self, held: Held, *, layout: bytes, body_bytes: int) -> Piece:
+    def place_beside(self, held: Held, *, layout: bytes, body_bytes: int, in_parts: bool = False) -> Piece:
         """Room for a piece of a restore, which overwrites nothing: only `keep_only` gives the memory back.
+
+        With ``in_parts`` its slot may not be reserved yet: the reader does that ahead of itself.
 
         Raises:
             SlotsBusy: the very piece is here and in use.
             MemoryFull: there is no memory for a third slot.
         """
         self._replace(held)
-        self._reserve(held.rank, body_bytes)
-        return self._append(held, layout, body_bytes)
+        self._reserve(held.rank, body_bytes, in_parts=in_parts)
+        return self._append(held, layout, body_bytes, in_parts=in_parts)
 
     def clear_beside(self, held: Held, *, body_bytes: int) -> Callable[[], Slot] | None:
-        """What makes the slot that `place_beside` would, as by `clear_way`."""
+        """What makes the slot that `place_beside` in parts would, as by `clear_way`."""
         self._replace(held)
-        return self._maker(held.rank, body_bytes)
+        return self._maker(held.rank, body_bytes, in_parts=True)
 
     def _replace(self, held: Held) -> None:
         present = self.find(held.rank, held.key)
@@ -200,9 +202,11 @@ class Holdings:
             return None
         return self._maker(rank, body_bytes)
 
-    def free_slot(self, rank: int, body_bytes: int) -> Slot | None:
-        """The slot that a piece of this size would be placed in, if it is free."""
-        fitting = [slot for slot in self._free.get(rank, []) if slot.capacity >= body_bytes]
+    def free_slot(self, rank: int, body_bytes: int, *, in_parts: bool = False) -> Slot | None:
+        """The slot that a piece of this size would be placed in, if it is free. One that is not reserved is
+        found only by those who reserve it ``in_parts``."""
+        free = [slot for slot in self._free.get(rank, []) if slot.whole or in_parts]
+        fitting = [slot for slot in free if slot.capacity >= body_bytes]
         return min(fitting, key=lambda slot: slot.capacity, default=None)
 
     def add_slot(self, rank: int, slot: Slot) -> None:
@@ -278,12 +282,12 @@ class Holdings:
         self._pieces.clear()
         self._free.clear()
 
-    def _append(self, held: Held, layout: bytes, body_bytes: int) -> Piece:
+    def _append(self, held: Held, layout: bytes, body_bytes: int, *, in_parts: bool = False) -> Piece:
         piece = Piece(
             key=held.key,
             rank=held.rank,
             world_size=held.world_size,
-            slot=self._take_slot(held.rank, body_bytes),
+            slot=self._take_slot(held.rank, body_bytes, in_parts=in_parts),
             layout=layout,
             body_bytes=body_bytes,
             digest=held.digest,
@@ -295,17 +299,19 @@ class Holdings:
         self._pieces[piece.rank].remove(piece)
         if piece.pins:
             piece.dropped = True
+        elif not piece.slot.whole:
+            piece.slot.close()
         else:
             self._free.setdefault(piece.rank, []).append(piece.slot)
 
-    def _reserve(self, rank: int, body_bytes: int) -> None:
+    def _reserve(self, rank: int, body_bytes: int, *, in_parts: bool = False) -> None:
         """See to it that a slot of this size is free."""
-        make = self._maker(rank, body_bytes)
+        make = self._maker(rank, body_bytes, in_parts=in_parts)
         if make is not None:
             self.add_slot(rank, make())
 
-    def _maker(self, rank: int, body_bytes: int) -> Callable[[], Slot] | None:
-        if self.free_slot(rank, body_bytes) is not None:
+    def _maker(self, rank: int, body_bytes: int, *, in_parts: bool = False) -> Callable[[], Slot] | None:
+        if self.free_slot(rank, body_bytes, in_parts=in_parts) is not None:
             return None
         free = self._free.setdefault(rank, [])
         while free:  # all of them are too small
@@ -317,10 +323,10 @@ class Holdings:
                 where=f"rank {rank}",
                 hint="raise the saver's memory limit",
             )
-        return partial(Slot, body_bytes, headroom=self._headroom)
+        return partial(Slot, body_bytes, headroom=self._headroom, in_parts=in_parts)
 
-    def _take_slot(self, rank: int, body_bytes: int) -> Slot:
-        slot = self.free_slot(rank, body_bytes)
+    def _take_slot(self, rank: int, body_bytes: int, *, in_parts: bool = False) -> Slot:
+        slot = self.free_slot(rank, body_bytes, in_parts=in_parts)
         assert slot is not None  # the way was cleared
         self._free[rank].remove(slot)
         return slot

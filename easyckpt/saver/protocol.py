@@ -116,6 +116,9 @@ class Begin(Message, frozen=True, kw_only=True):
     progress_expected: bool = False
     secret: bytes | None = None
     replicas: int = 1
+    life: str = ""
+    """Names whoever counts the generations. A requeued job may count from 1 again: with another life this is
+    another generation, whatever its number."""
 
 
 class Open(Message, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ class Reserver:
             await self._make(held.rank, make)
 
     async def beside(self, held: Held, *, body_bytes: int) -> None:
-        """Have a slot ready for `Holdings.place_beside`.
+        """Have a slot ready for `Holdings.place_beside` in parts.
 
         Raises:
             SlotsBusy: the very piece is here and in use.

@@ -157,7 +157,7 @@ class Restorer:
         ).encode()
         room = located.record.bytes
         await self._reserver.beside(target, body_bytes=room)
-        piece: Piece = self._holdings.place_beside(target, layout=layout, body_bytes=room)
+        piece: Piece = self._holdings.place_beside(target, layout=layout, body_bytes=room, in_parts=True)
         try:
             with contextlib.ExitStack() as pins:
                 body = pins.enter_context(piece.pinned())
@@ -165,7 +165,12 @@ class Restorer:
                     index: pins.enter_context(_chunk_of(twin, record, index))
                     for index, (record, twin) in _twins(located.record, loaded).items()
                 }
-                load = partial(Vault(message.root).load, located, body, have=have)
+                vault = Vault(message.root)
+
+                def load() -> None:
+                    vault.load(located, body, have=have, reserve=piece.slot.reserve)
+                    piece.slot.finish(room)
+
                 work = asyncio.get_running_loop().run_in_executor(self._threads.storage, load)
                 try:
                     await asyncio.shield(work)

@@ -154,14 +154,14 @@ class Saver:
         """Become part of a generation.
 
         Raises:
-            StaleGeneration: a newer one has begun.
+            StaleGeneration: a newer one of the same life has begun.
             Misuse: the place is not possible.
             ProtocolError: several nodes, and no secret or no address.
         """
         _check_place(message)
         member = self._member
         if member is not None:
-            if message.generation < member.begin.generation:
+            if message.life == member.begin.life and message.generation < member.begin.generation:
                 raise StaleGeneration(
                     f"generation {message.generation} has been replaced by {member.begin.generation}",
                     where=self._config.socket_path,

@@ -278,6 +278,28 @@ def test_a_rank_that_comes_late_after_a_restart_can_save_again(nodes: Nodes) -> 
     assert "not durable" not in nodes.log()
 
 
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_requeued_job_that_counts_its_generations_anew_goes_on(nodes: Nodes, number: int) -> None:
+    """Its agents find the savers of the job's last life, which was in generation 2."""
+    both = [nodes.start(tcp=True), nodes.start(tcp=True)]
+    nodes.begin(2, both, life="first")
+    workers = nodes.workers(disk_interval=1000)
+    load_all(workers, None)
+    for step in (1, 2, 3):
+        save_all(workers, step)
+    nodes.drop_workers()
+    nodes.begin(number, both, life="second")
+    workers = nodes.workers(disk_interval=1000)
+    load_all(workers, 3)
+    for step in (4, 5):
+        save_all(workers, step)
+    nodes.drop_workers()
+    nodes.begin(number + 1, both, life="second")
+    workers = nodes.workers()
+    load_all(workers, 5)
+    assert "not durable" not in nodes.log()
+
+
 def replica_at(rank: int, step: int, size: int = 300_000) -> dict[str, object]:
     """Equal tensors on every rank, and a plain state of its own: data parallelism."""
     return {"weight": torch.arange(size, dtype=torch.float32) + step, "step": step, "rank": rank}

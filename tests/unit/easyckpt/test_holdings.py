@@ -133,6 +133,32 @@ def test_a_restore_overwrites_nothing_until_all_are_ready() -> None:
     holdings.close()
 
 
+def test_a_slot_that_is_reserved_in_parts_is_shown_to_nobody_before_it_is_whole() -> None:
+    before = memfds()
+    holdings = Holdings(headroom=0)
+    make = holdings.clear_beside(held(7), body_bytes=SIZE)
+    assert make is not None
+    slot = make()
+    assert os.fstat(slot.fd).st_blocks == 0
+    holdings.add_slot(0, slot)
+    assert holdings.free_slot(0, SIZE) is None, "a save would write into memory that may not be there"
+    piece = holdings.place_beside(held(7), layout=b"{}", body_bytes=SIZE, in_parts=True)
+    assert piece.slot is slot
+    slot.reserve(0, 4096)
+    holdings.drop(piece)
+    assert memfds() == before, "half of a slot is of no use to anybody"
+    make = holdings.clear_beside(held(7), body_bytes=SIZE)
+    assert make is not None
+    holdings.add_slot(0, make())
+    piece = holdings.place_beside(held(7), layout=b"{}", body_bytes=SIZE, in_parts=True)
+    piece.slot.reserve(0, SIZE)
+    piece.slot.finish(SIZE)
+    assert os.fstat(piece.slot.fd).st_blocks * 512 == SIZE
+    holdings.drop(piece)
+    assert holdings.free_slot(0, SIZE) is piece.slot
+    holdings.close()
+
+
 def test_no_memory_is_left_in_the_file_system(tmp_path: Path) -> None:
     before = set(os.listdir("/dev/shm"))
     holdings = Holdings(headroom=0)
