@@ -16,7 +16,7 @@ training were done. From such a step Lightning itself does not restore the loade
 on from epoch to epoch; the callback does, in ``on_train_start``, and has the iterator made anew with the
 random numbers that it was made with before. There is no public way to that; all else goes through public
 hooks. With ``max_steps``, Lightning miscounts when it resumes between two epochs: the save then waits for the
-next batch.
+next batch, and where an epoch has a single batch, for the end of the fit.
 
 In the middle of an epoch, Lightning goes on with the right batch only with a loader that knows its position:
 torchdata's ``StatefulDataLoader``. With another one it begins the epoch's data anew, and warns.
