@@ -355,7 +355,8 @@ class Ledger:
         if step is None or step == self._not_whole or self.persisting is not None or now < self._retry_at:
             return None
         if self.durable is not None and step <= self.durable:
-            self._persist_wanted = False
+            # A step in flight is the newest one soon: whoever wants that on storage must not be forgotten.
+            self._persist_wanted = self._persist_wanted and self._in_flight is not None
             return None
         if not self._persist_wanted and not self._is_due(step, now):
             return None

@@ -227,6 +227,21 @@ def test_a_step_goes_to_storage_by_steps_by_seconds_or_when_asked() -> None:
     complete(book, 20, world=1)
     assert book.next_persist(0.0) == 20
 
+    book.persisted(20, error="", now=0.0)
+    assert granted(book, 0, 21)
+    book.want_persist()  # the last step is on its way while somebody waits for the end
+    assert book.next_persist(0.0) is None
+    book.sealed(0, 21)
+    assert book.next_persist(0.0) == 21
+    book.persisted(21, error="", now=0.0)
+    assert granted(book, 0, 22)
+    book.want_persist()
+    assert book.next_persist(0.0) is None
+    book.failed(0, 22, reason="it never came", now=0.0)
+    assert book.next_persist(0.0) is None
+    complete(book, 23, world=1)
+    assert book.next_persist(0.0) is None, "that wish ended with the step that it was for"
+
     timed = ledger(world=1, policy=PersistPolicy(every_s=60.0))
     complete(timed, 1, world=1)
     assert timed.next_persist(0.0) == 1
