@@ -254,7 +254,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathsConfig:
-    """Folders of this node, and what proves that it belongs to the job."""
+    """Folders of this node, where its master is read, and what proves that it belongs to the job."""
 
     run_dir: Path | None = None
     """Base of the run folders; None is the default place, see `aimaster.agent.rundir.default_base`."""
@@ -262,6 +262,8 @@ class PathsConfig:
     """Folder of what outlives the job (journal, logs); None is the default place."""
     rules: Path | None = None
     """Diagnosis rules of the user's own; kept with the job's journal."""
+    metrics: str | None = None
+    """``host:port`` at which the master serves ``/metrics``; None: nowhere."""
     secret_file: Path | None = None
     secret_in_env: bool = False
     """Whether `AIMASTER_JOB_SECRET` is set; its value stays in the environment."""

@@ -53,6 +53,8 @@ class MasterPlan:
     hangs: HangLimits
     policy: str | None = None
     """See `aimaster.config.RestartConfig`."""
+    metrics: str | None = None
+    """``host:port``; None: no metrics are served."""
 
 
 class MasterHost:
@@ -213,6 +215,8 @@ class MasterHost:
         argv += _hang_words(plan.hangs)
         if plan.policy is not None:
             argv += ["--policy", plan.policy]
+        if plan.metrics is not None:
+            argv += ["--metrics", plan.metrics]
         if plan.rendezvous.standalone:
             argv += ["--replacement-timeout", "0"]  # nobody else can come
         if self._revived:

@@ -192,6 +192,10 @@ def master(
         bool, typer.Option("--insecure", help="Plain connections on a network, without a secret.")
     ] = False,
     heartbeat_interval: Annotated[float, typer.Option(metavar="SECONDS")] = 1.0,
+    metrics: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="HOST:PORT", help="Serve /metrics for Prometheus there."),
+    ] = None,
 ) -> None:
     """Lead a job from this machine; agents come with `aimaster run --rdzv-endpoint HOST:PORT`."""
     from aimaster.cli.master import Alone, lead_alone
@@ -204,5 +208,6 @@ def master(
             secret_file=secret_file,
             insecure=insecure,
             heartbeat_interval_s=heartbeat_interval,
+            metrics=metrics,
         )
     )

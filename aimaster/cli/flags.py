@@ -66,6 +66,10 @@ OWN_FLAGS: tuple[Flag, ...] = (
         help="budgets and time-outs; try them first with `aimaster simulate --policy`",
     ),
     Flag(
+        names=("--metrics",), env=("AIMASTER_METRICS",), kind=Kind.TEXT, metavar="HOST:PORT", group=_PLACES,
+        help="serve /metrics for Prometheus there, on the node that leads the job",
+    ),
+    Flag(
         names=("--secret-file",), env=("AIMASTER_SECRET_FILE",), kind=Kind.TEXT, metavar="FILE",
         group=_PLACES, help="secret shared by the nodes of the job; or AIMASTER_JOB_SECRET holds it",
     ),

@@ -14,7 +14,7 @@ from aimaster.config import is_loopback
 from aimaster.core.detector import DetectorConfig
 from aimaster.errors import CredentialsMissing, UsageError
 from aimaster.ids import JobId, is_valid_id
-from aimaster.master.options import MasterOptions
+from aimaster.master.options import MasterOptions, metrics_from
 from aimaster.master.process import Begun, lead
 from aimaster.rpc.security import NEW_SECRET_HINT, Credentials, load_secret
 from aimaster.rpc.transport import Endpoint
@@ -36,6 +36,7 @@ class Alone:
     secret_file: Path | None
     insecure: bool
     heartbeat_interval_s: float
+    metrics: str | None = None
 
 
 def lead_alone(words: Alone) -> None:
@@ -69,6 +70,7 @@ def options_from(words: Alone) -> MasterOptions:
             next_step=f"give --secret-file, or set AIMASTER_JOB_SECRET, or say --insecure\n{NEW_SECRET_HINT}",
         )
     interval_s = words.heartbeat_interval_s
+    metrics, metrics_token = metrics_from(words.metrics, os.environ)
     try:
         detector = DetectorConfig(
             heartbeat_interval_s=interval_s,
@@ -83,6 +85,8 @@ def options_from(words: Alone) -> MasterOptions:
             if secret is None
             else Credentials.from_secret(secret, job=job),
             detector=detector,
+            metrics=metrics,
+            metrics_token=metrics_token,
         )
     except ValueError as error:
         raise UsageError(str(error)) from error

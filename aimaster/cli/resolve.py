@@ -205,10 +205,21 @@ def _paths(values: Values) -> PathsConfig:
         run_dir=values.path("run_dir"),
         state_dir=values.path("state_dir"),
         rules=values.path("rules"),
+        metrics=_metrics(values),
         secret_file=values.path("secret_file"),
         secret_in_env=bool(values.env.get("AIMASTER_JOB_SECRET")),
         insecure=values.switch("insecure"),
     )
+
+
+def _metrics(values: Values) -> str | None:
+    text = values.text("metrics")
+    if not text:
+        return None
+    from aimaster.master.options import metrics_from
+
+    metrics_from(text, values.env)  # what is wrong is said here, and not by a master that does not start
+    return text
 
 
 def _policy(values: Values) -> str | None:

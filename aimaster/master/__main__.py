@@ -28,7 +28,7 @@ from aimaster.errors import AimasterError, OwnBug, UsageError
 from aimaster.ids import JobId
 from aimaster.journal.codec import decode_policy
 from aimaster.master.lifeline import end_with_parent
-from aimaster.master.options import MasterOptions
+from aimaster.master.options import MasterOptions, metrics_from
 from aimaster.master.process import Begun, lead
 from aimaster.rpc.security import Credentials, Secret, load_secret, read_secret_fd
 from aimaster.rpc.transport import Endpoint
@@ -93,6 +93,7 @@ def _options(arguments: argparse.Namespace) -> MasterOptions:
         secret = load_secret(secret_file=arguments.secret_file, environ=os.environ)
     credentials = Credentials.insecure() if secret is None else Credentials.from_secret(secret, job=job)
     endpoint = Endpoint.parse(arguments.listen)
+    metrics, metrics_token = metrics_from(arguments.metrics, os.environ)
     try:
         policy = Policy() if arguments.policy is None else decode_policy(arguments.policy)
         timeouts = replace(
@@ -114,6 +115,8 @@ def _options(arguments: argparse.Namespace) -> MasterOptions:
             ),
             orphan_timeout_s=arguments.orphan_timeout,
             policy=replace(policy, timeouts=timeouts),
+            metrics=metrics,
+            metrics_token=metrics_token,
             hang=HangConfig(
                 enabled=not arguments.no_hang_detection,
                 floor_s=arguments.hang_timeout,
@@ -145,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--last-call", type=float, default=limits.last_call_s)
     parser.add_argument("--join-timeout", type=float, default=limits.join_s)
     parser.add_argument("--replacement-timeout", type=float, default=limits.replacement_s)
+    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics there")
     parser.add_argument("--policy", help="as a journal has it; the words above go first")
     hang = HangConfig()
     parser.add_argument("--no-hang-detection", action="store_true")

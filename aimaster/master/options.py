@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from aimaster.config import is_loopback
 from aimaster.core.detector import DetectorConfig
 from aimaster.core.hang import HangConfig
 from aimaster.core.policy import Policy
+from aimaster.errors import CredentialsMissing
 from aimaster.ids import JobId, is_valid_id
 from aimaster.rpc.security import Credentials
 from aimaster.rpc.transport import Endpoint
 
 ORPHAN_TIMEOUT_S = 300.0
+METRICS_TOKEN = "AIMASTER_METRICS_TOKEN"
+"""The variable that holds the token for readers of the metrics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +36,9 @@ class MasterOptions:
     """How long agents keep their workers without a master."""
     policy: Policy = field(default_factory=Policy)
     hang: HangConfig = field(default_factory=HangConfig)
+    metrics: Endpoint | None = None
+    """Where ``/metrics`` is served; None: nowhere."""
+    metrics_token: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         if not is_valid_id(self.job):
@@ -40,3 +48,23 @@ class MasterOptions:
                 f"agents must outlast the failure detector: need {self.detector.dead_s:g} s < orphan "
                 f"time-out, got {self.orphan_timeout_s:g} s"
             )
+
+
+def metrics_from(text: str | None, environ: Mapping[str, str]) -> tuple[Endpoint | None, str]:
+    """Where metrics are served, and the token that readers need.
+
+    Raises:
+        UsageError: it is no endpoint.
+        CredentialsMissing: a network would be listened to without a token.
+    """
+    if text is None:
+        return None, ""
+    endpoint = Endpoint.parse(text)
+    token = environ.get(METRICS_TOKEN, "")
+    if not token and not is_loopback(endpoint.host):
+        raise CredentialsMissing(
+            "the metrics would be read by anyone on the network",
+            where=f"--metrics {text}",
+            next_step=f"set {METRICS_TOKEN}, or listen on 127.0.0.1",
+        )
+    return endpoint, token

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from aimaster.clock import SystemClock
+from aimaster.master.metrics import MetricsServer
 from aimaster.master.options import MasterOptions
 from aimaster.master.recovery import stand_up
 from aimaster.master.service import MasterService
@@ -43,7 +44,7 @@ async def lead(options: MasterOptions, *, ready: Callable[[Begun], None], revive
     Raises:
         PortInUse: somebody listens there.
         AlreadyRunning: another master leads this job with this state folder.
-        SetupError: port, folder or journal cannot be used.
+        SetupError: port, folder or journal cannot be used, or the metrics' port.
     """
     bound = bind(options.listen, options.credentials)
     try:
@@ -52,16 +53,22 @@ async def lead(options: MasterOptions, *, ready: Callable[[Begun], None], revive
         await bound.server.stop(None)
         raise
     service = MasterService(options, standing, bound=bound)
+    metrics: MetricsServer | None = None
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     try:
+        if options.metrics is not None:
+            metrics = MetricsServer(options.metrics, token=options.metrics_token, status=service.status)
+            log.info("metrics at http://%s/metrics", await metrics.start())
         await service.start()
         ready(Begun(endpoint=bound.endpoint, epoch=standing.life.epoch, replayed=standing.replayed))
         log.info("leads job %s at %s, epoch %d", options.job, bound.endpoint, standing.life.epoch)
         await _first(service.run(), stopped.wait())
     finally:
+        if metrics is not None:
+            await metrics.stop()
         await service.close()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
