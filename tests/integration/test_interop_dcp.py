@@ -88,6 +88,18 @@ def test_the_newest_or_a_given_step(tmp_path: Path) -> None:
     assert same(load(tmp_path)["scalar"], torch.tensor(99.0)), "what was left behind is not seen"
 
 
+def test_an_asynchronous_save_has_the_values_of_the_call(tmp_path: Path) -> None:
+    value = state()
+    saving = dcp.async_save(value, storage_writer=DcpWriter(str(tmp_path), step=3))
+    for tensor in value["model"].values():
+        tensor.zero_()
+    saving.result(timeout=WAIT_S)
+    assert same(load(tmp_path, step=3), state())
+    refused = dcp.async_save(value, storage_writer=DcpWriter(str(tmp_path), step=2))
+    with pytest.raises(dcp.api.CheckpointException, match="not newer"):
+        refused.result(timeout=WAIT_S)
+
+
 def test_a_step_that_is_not_newer_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 7)
     with pytest.raises(dcp.api.CheckpointException, match="not newer"):
