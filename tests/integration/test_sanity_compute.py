@@ -99,6 +99,7 @@ def test_corrupted_traffic_is_found_and_blocks(corrupted: None) -> None:
 HOG = "while True: pass"
 
 
+@pytest.mark.alone
 def test_a_neighbour_that_takes_the_processors_is_slow_against_the_own_record() -> None:
     """Many others at once, so that hardly anything is left on however many processors."""
     quiet = checked("cpu.gemm", "cpu.membw")
@@ -117,6 +118,7 @@ def test_a_neighbour_that_takes_the_processors_is_slow_against_the_own_record() 
     assert not report.blocking
 
 
+@pytest.mark.alone
 def test_a_small_training_gives_the_same_bits_again_and_is_held_to_its_record() -> None:
     (result,) = checked("train.mini_gpt").results
     assert result.reason is Reason.TRAINED, result.to_dict()
