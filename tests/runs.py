@@ -134,4 +134,7 @@ def alive(pid: int) -> bool:
 
 def below(folder: Path) -> list[str]:
     """Everything in a folder, for comparison with nothing."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) if folder.exists() else []
+    try:
+        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) if folder.exists() else []
+    except FileNotFoundError as error:  # somebody removes it just now
+        return [str(error.filename)]

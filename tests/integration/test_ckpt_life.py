@@ -175,7 +175,7 @@ def test_trouble_with_storage_shows_and_passes(nodes: Nodes) -> None:
     blocker = nodes.folder / "ckpt"
     worker = one_rank(nodes)
     (node,) = nodes.nodes
-    wait_until(blocker.exists, "the life of this run is recorded")
+    wait_until(lambda: any(blocker.glob("generations/*.json")), "the life of this run is recorded")
     aside = nodes.folder / "aside"
     blocker.rename(aside)
     blocker.write_text("a file where the folder should be")
@@ -195,7 +195,7 @@ def test_trouble_with_storage_shows_and_passes(nodes: Nodes) -> None:
 def test_close_says_what_was_lost(nodes: Nodes) -> None:
     worker = one_rank(nodes)
     root = nodes.folder / "ckpt"
-    wait_until(root.exists, "the life of this run is recorded")
+    wait_until(lambda: any(root.glob("generations/*.json")), "the life of this run is recorded")
     root.rename(nodes.folder / "aside")
     root.write_text("")
     worker.save(state(1), step=1).wait("memory", 60)
