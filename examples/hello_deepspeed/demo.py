@@ -283,7 +283,7 @@ def recover(job: Job, kind: str, view: View, *, generation: int, at_step: int) -
 
     def reported() -> bool:
         incidents = (job.status() or {}).get("incidents", ())
-        return any(one["kind"] == kind and one["recovered_s"] >= 0 for one in incidents)
+        return any(one["kind"] == kind and one["recovered_s"] is not None for one in incidents)
 
     job.wait(f"the incident {kind} in the status", view, reported, limit_s=STOP_LIMIT_S)
 
