@@ -66,6 +66,9 @@ __all__ = [
 MANIFESTS_MAX = 100_000
 """More in one folder is not a run whose retention works."""
 
+LOOKS_MAX = 5
+"""How often a listing is taken anew that retention has overtaken."""
+
 
 class HiddenReason(Enum):
     """Why a manifest that is there is not offered."""
@@ -258,21 +261,31 @@ def survey(storage: Storage) -> Survey:
         CheckpointFault: the folder's own record is damaged.
         StorageError: the storage refuses as a whole.
     """
+    for _ in range(LOOKS_MAX):
+        found, vanished = _look(storage)
+        taken_back = any(step.reason is HiddenReason.TAKEN_BACK for step in found.hidden)
+        if found.visible or not (vanished or taken_back):
+            break  # else all that was listed has been taken back for something newer meanwhile
+    return found
+
+
+def _look(storage: Storage) -> tuple[Survey, bool]:
+    """The result of one look, and whether a manifest was gone before it could be read."""
     root = read_root(storage)
     troubles: list[Trouble] = []
-    manifests, unusable = _read_manifests(storage, root, troubles)
+    manifests, unusable, vanished = _read_manifests(storage, root, troubles)
     lives = read_lives(storage, root, manifests=manifests, troubles=troubles)
     tombstones = _read_tombstones(storage, root, troubles)
-    visible, hidden = decide(manifests, lives, tombstones)
+    visible, known = decide(manifests, lives, tombstones)
     unusable += [_set_aside(name, lives) for name in names_set_aside(storage) if name not in manifests]
     return Survey(
         root=root,
         lives=lives,
         visible=visible,
-        hidden=tuple(sorted((*hidden, *unusable), key=lambda step: step.name, reverse=True)),
+        hidden=tuple(sorted((*known, *unusable), key=lambda step: step.name, reverse=True)),
         tombstones=tombstones,
         troubles=tuple(troubles),
-    )
+    ), vanished
 
 
 def _set_aside(name: StepName, lives: Sequence[Life]) -> HiddenStep:
@@ -285,7 +298,8 @@ def _set_aside(name: StepName, lives: Sequence[Life]) -> HiddenStep:
 
 def _read_manifests(
     storage: Storage, root: RootRecord | None, troubles: list[Trouble]
-) -> tuple[dict[StepName, Manifest], list[HiddenStep]]:
+) -> tuple[dict[StepName, Manifest], list[HiddenStep], bool]:
+    vanished = False
     sound: dict[StepName, Manifest] = {}
     unusable: list[HiddenStep] = []
     entries = storage.list(MANIFESTS_FOLDER)
@@ -299,7 +313,8 @@ def _read_manifests(
             raw = read_index(storage, path, bytes_max=MANIFEST_BYTES_MAX)
             manifest = Manifest.from_json(raw, where=storage.where(path))
         except StorageMissing:
-            continue  # removed since the listing
+            vanished = True  # removed since the listing
+            continue
         except EasyckptError as error:
             unusable.append(HiddenStep(name=name, path=path, reason=_unusable(error), detail=error.what))
             continue
@@ -311,7 +326,7 @@ def _read_manifests(
             unusable.append(HiddenStep(name=name, path=path, reason=HiddenReason.OTHER_RUN, detail=detail))
         else:
             sound[name] = manifest
-    return sound, unusable
+    return sound, unusable, vanished
 
 
 def _unusable(error: EasyckptError) -> HiddenReason:

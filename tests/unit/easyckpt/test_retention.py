@@ -9,7 +9,7 @@ from easyckpt.keep import KeepAll, KeepAny, KeepBest, KeepEvery, KeepLatest, Kee
 from easyckpt.manifest import Manifest
 from easyckpt.paths import StepName, manifest_path, tombstone_path
 from easyckpt.retention import PruneOptions, PruneReport, RemovedKind, prune, prune_report
-from easyckpt.storage import BytesSource, LocalStorage, MemoryStorage, Parts
+from easyckpt.storage import BytesSource, Entry, LocalStorage, MemoryStorage, Parts
 from easyckpt.survey import HiddenReason, survey, visible_steps
 from easyckpt.testing import SampleRun
 
@@ -191,6 +191,29 @@ def test_a_life_that_is_replaced_in_the_middle_stops(clock: Clock) -> None:
     with pytest.raises(StaleGeneration):
         go(run, KeepLatest(1), grace_s=0.0)
     assert steps_of(run) == [30, 20, 10], "its one tombstone counts for nothing: step 40, the reason, is lost"
+
+
+@pytest.mark.parametrize(("folder", "grace_s"), [("manifests/", 0.0), ("tombstones/", 60.0)])
+def test_a_listing_that_retention_overtakes_is_taken_anew(clock: Clock, folder: str, grace_s: float) -> None:
+    """All that was listed goes before it is read, or before the tombstones are: the newer step counts."""
+    overtaken: list[str] = []
+
+    class Slow(MemoryStorage):
+        def list(self, prefix: str = "") -> tuple[Entry, ...]:
+            seen = super().list(prefix)
+            if prefix == folder and overtaken == ["soon"]:
+                overtaken.append("now")
+                run.save(20)
+                go(run, KeepLatest(1), grace_s=grace_s)
+                return seen if grace_s == 0 else super().list(prefix)
+            return seen
+
+    run = SampleRun(storage=Slow(wall_clock=clock), elements=64)
+    run.begin(1)
+    run.save(10)
+    overtaken.append("soon")
+    assert steps_of(run) == [20]
+    assert overtaken == ["soon", "now"]
 
 
 def test_tombstones_without_effect_do_not_lead_to_deletion(run: SampleRun) -> None:
