@@ -233,7 +233,7 @@ def _policy(values: Values) -> str | None:
     from aimaster.rules.policies import PolicyFile, read_policy  # YAML is for those who bring a policy
 
     told = read_policy(path)
-    if told != PolicyFile(policy=told.policy):
+    if told.detector != PolicyFile().detector:
         flags = "--heartbeat-interval, --suspect-after, --dead-after"
         raise UsageError("the policy of a run has no detector", where=str(path), next_step=f"use {flags}")
     default = Timeouts()

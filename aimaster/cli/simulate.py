@@ -20,13 +20,15 @@ from rich.table import Table
 
 from aimaster.errors import UsageError
 from aimaster.rules.policies import PolicyFile, read_policy
+from aimaster.rules.reading import read_text
 from aimaster.simulation.fleet import Fleet, Outcome, train
-from aimaster.simulation.scenario import Scenario, parse_mtbf, read_scenario
+from aimaster.simulation.scenario import Scenario, parse_mtbf, parse_scenario
 
 __all__ = ["Asked", "fleet_of", "simulate"]
 
 SCHEMA = 1
 NODES_MAX = 100_000
+SCENARIO_CHARS_MAX = 1024 * 1024
 MTBF = "mtbf="
 
 Plain = dict[str, object]
@@ -80,7 +82,7 @@ def fleet_of(asked: Asked) -> Fleet:
         UsageError: An option or the scenario is wrong.
     """
     by_mtbf = asked.faults is not None and asked.faults.startswith(MTBF)
-    scenario = Scenario() if asked.faults is None or by_mtbf else read_scenario(Path(asked.faults))
+    scenario = Scenario() if asked.faults is None or by_mtbf else _read(Path(asked.faults))
     told = dict(scenario.settings)
     if asked.nodes is not None:
         told["nodes"], told["spares"] = _nodes(asked.nodes)
@@ -106,6 +108,11 @@ def fleet_of(asked: Asked) -> Fleet:
     except ValueError as error:
         raise UsageError(str(error), where=f"--faults {asked.faults}") from error
     return replace(fleet, mtbf_s=mtbf_s)
+
+
+def _read(path: Path) -> Scenario:
+    text = read_text(path, what="the scenario", chars_max=SCENARIO_CHARS_MAX)
+    return parse_scenario(text, where=str(path))
 
 
 def _nodes(text: str) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -17,7 +18,7 @@ from rich.text import Text
 
 from aimaster.cli.status import Wanted, picture
 from aimaster.cli.status_text import headline, render
-from aimaster.errors import AimasterError
+from aimaster.errors import CredentialsMissing, PeerRefused, SetupError, UsageError
 
 __all__ = ["watch"]
 
@@ -32,7 +33,8 @@ def watch(wanted: Wanted, *, as_json: bool) -> None:
     Raises:
         AimasterError: no job is found, or it cannot be asked.
     """
-    first = picture(wanted)
+    first: Plain = picture(wanted)
+    wanted = replace(wanted, job_id=first["job_id"])  # another job that begins meanwhile is not looked at
     if as_json or not sys.stdout.isatty():
         _follow(wanted, first, as_json=as_json)
         return
@@ -62,10 +64,12 @@ def _follow(wanted: Wanted, first: Plain, *, as_json: bool) -> None:
 
 
 def _next(wanted: Wanted) -> Plain | None:
-    """None when the job's folders are gone: it is over."""
+    """None when nobody is left who could tell: the job's folders, or the master that was asked, are gone."""
     try:
         return picture(wanted)
-    except AimasterError:
+    except (CredentialsMissing, PeerRefused):
+        raise
+    except (SetupError, UsageError):
         return None
 
 

@@ -14,11 +14,10 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from aimaster.core.detector import DetectorConfig
 from aimaster.core.policy import Policy
 from aimaster.errors import UsageError
+from aimaster.rules.reading import check_known, read_yaml
 
 __all__ = ["PolicyFile", "read_policy"]
 
@@ -41,16 +40,7 @@ def read_policy(path: Path) -> PolicyFile:
     Raises:
         UsageError: It cannot be read, or a field of it is unknown or impossible.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the policy cannot be read ({error})", where=str(path)) from error
-    if len(text) > POLICY_BYTES_MAX:
-        raise UsageError(f"the policy has more than {POLICY_BYTES_MAX} characters", where=str(path))
-    try:
-        said = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"the policy is not YAML: {error}", where=str(path)) from error
+    said = read_yaml(path, what="the policy", chars_max=POLICY_BYTES_MAX)
     said = {} if said is None else said
     if not isinstance(said, dict):
         raise UsageError("the policy must be fields with values", where=str(path))
@@ -66,13 +56,7 @@ def _changed(default: T, said: Any, where: str) -> T:
     if not isinstance(said, dict):
         raise UsageError(f"fields with values are needed, got {said!r}", where=where)
     known = {item.name for item in fields(default)}  # type: ignore[arg-type]
-    unknown = sorted(str(name) for name in said if name not in known)
-    if unknown:
-        raise UsageError(
-            f"unknown fields {', '.join(unknown)}",
-            where=where,
-            next_step=f"known: {', '.join(sorted(known))}",
-        )
+    check_known(said, known, where)
     values = {name: _value(getattr(default, name), value, f"{where}, {name}") for name, value in said.items()}
     try:
         return replace(default, **values)  # type: ignore[type-var]

@@ -7,15 +7,13 @@ it is read, and an error names file, row and field: a rule that silently never m
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
 from aimaster.core.diagnosis import Blame, Retry, Rule, Weight
 from aimaster.errors import UsageError
+from aimaster.rules.reading import check_known, read_yaml
 
 BUILT_IN = Path(__file__).with_name("diagnosis.yaml")
 RULES_BYTES_MAX = 1024 * 1024
@@ -45,16 +43,7 @@ def read_table(path: Path) -> tuple[Rule, ...]:
     Raises:
         UsageError: It cannot be read, or a row is wrong.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the rules cannot be read ({error})", where=str(path)) from error
-    if len(text) > RULES_BYTES_MAX:
-        raise UsageError(f"the rules have more than {RULES_BYTES_MAX} characters", where=str(path))
-    try:
-        rows = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"the rules are not YAML: {error}", where=str(path)) from error
+    rows = read_yaml(path, what="the rules", chars_max=RULES_BYTES_MAX)
     if not isinstance(rows, list) or len(rows) > RULES_MAX:
         raise UsageError(f"the rules must be a list of at most {RULES_MAX} rows", where=str(path))
     rules = tuple(_rule(row, f"{path}, row {number}") for number, row in enumerate(rows, start=1))
@@ -69,7 +58,7 @@ def _rule(row: object, where: str) -> Rule:
     if not isinstance(row, dict):
         raise UsageError("a rule must have fields", where=where)
     where = f"{where} ({row.get('name', 'without a name')})"
-    _known(row, _FIELDS, where)
+    check_known(row, _FIELDS, where)
     missing = [field for field in _NEEDED if field not in row]
     if missing:
         raise UsageError(f"a rule lacks {', '.join(missing)}", where=where)
@@ -78,7 +67,7 @@ def _rule(row: object, where: str) -> Rule:
     match = row["match"]
     if not isinstance(match, dict) or not match:
         raise UsageError("match must name at least one of text, exit_code, signal, kind", where=where)
-    _known(match, _MATCHES, where)
+    check_known(match, _MATCHES, where)
     return Rule(
         name=str(row["name"]),
         cause=str(row["cause"]).strip(),
@@ -92,16 +81,6 @@ def _rule(row: object, where: str) -> Rule:
         signals=frozenset(_numbers(match.get("signal"), where)),
         kinds=frozenset(str(kind) for kind in _listed(match.get("kind"))),
     )
-
-
-def _known(row: Mapping[Any, Any], fields: frozenset[str], where: str) -> None:
-    unknown = sorted(str(name) for name in row if name not in fields)
-    if unknown:
-        raise UsageError(
-            f"unknown fields {', '.join(unknown)}",
-            where=where,
-            next_step=f"known: {', '.join(sorted(fields))}",
-        )
 
 
 def _member(kind: type[E], value: object, where: str) -> E:

@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 
 from aimaster.errors import UsageError
 from aimaster.simulation.faults import OF_THE_MASTER, Fault, FaultKind
 
-__all__ = ["MIX", "Scenario", "draw_by_mtbf", "parse_duration", "parse_mtbf", "read_scenario"]
+__all__ = ["MIX", "Scenario", "draw_by_mtbf", "parse_duration", "parse_mtbf", "parse_scenario"]
 
-SCENARIO_BYTES_MAX = 1024 * 1024
 LASTS_S = 5.0
 """How long a fault lasts that does not say so."""
 
@@ -93,18 +91,12 @@ def draw_by_mtbf(random: Random, *, nodes: int, horizon_s: float, mtbf_s: float)
     return tuple(faults)
 
 
-def read_scenario(path: Path) -> Scenario:
-    """A scenario file.
+def parse_scenario(text: str, *, where: str) -> Scenario:
+    """What a scenario says; ``where`` names it in errors.
 
     Raises:
-        UsageError: it cannot be read, or a line of it is wrong; the line is named.
+        UsageError: a line is wrong; it is named.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the scenario cannot be read ({error})", where=str(path)) from error
-    if len(text) > SCENARIO_BYTES_MAX:
-        raise UsageError(f"the scenario has more than {SCENARIO_BYTES_MAX} characters", where=str(path))
     settings: dict[str, float] = {}
     faults: list[Fault] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -115,7 +107,7 @@ def read_scenario(path: Path) -> Scenario:
             elif words:
                 faults += _faults(words)
         except ValueError as error:
-            raise UsageError(str(error), where=f"{path}, line {number}") from error
+            raise UsageError(str(error), where=f"{where}, line {number}") from error
     return Scenario(settings=settings, faults=tuple(faults))
 
 

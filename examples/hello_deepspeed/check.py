@@ -359,8 +359,9 @@ def show(report: dict[str, Any], console: Console) -> None:
 def tell_stories(folder: Path, console: Console) -> None:
     """What `aimaster explain` says of every incident in the journal."""
     aimaster = str(Path(sysconfig.get_path("scripts")) / "aimaster")
+    told = read_incidents(folder / "faulted", Problems())
     for path in sorted(folder.glob("faulted/nodes/*/state/journal.db")):
-        for incident in read_incidents(folder / "faulted", Problems()):
+        for incident in told:
             done = subprocess.run(
                 [aimaster, "explain", str(incident.id), "--state-dir", str(path.parent)],
                 capture_output=True, text=True, timeout=60, check=False,

@@ -17,7 +17,7 @@ from aimaster.journal.incidents import IncidentKind
 from aimaster.simulation.checkers import Violation
 from aimaster.simulation.faults import Fault, FaultKind
 from aimaster.simulation.fleet import Fleet, train
-from aimaster.simulation.scenario import parse_duration, parse_mtbf, read_scenario
+from aimaster.simulation.scenario import parse_duration, parse_mtbf, parse_scenario
 
 SCENARIOS = Path(__file__).parents[1] / "data" / "scenarios"
 KEPT: dict[int, str] = {}
@@ -100,12 +100,10 @@ def test_policies_are_compared_on_the_same_seeds(tmp_path: Path) -> None:
         ("nodes -1", "must not be negative"),
     ],
 )
-def test_a_wrong_line_is_named(tmp_path: Path, text: str, said: str) -> None:
-    path = tmp_path / "scenario.txt"
-    path.write_text(text)
+def test_a_wrong_line_is_named(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said) as raised:
-        read_scenario(path)
-    assert f"{path}, line {text.count(chr(10)) + 1}" in str(raised.value)
+        parse_scenario(text, where="day.txt")
+    assert f"day.txt, line {text.count(chr(10)) + 1}" in str(raised.value)
 
 
 def test_durations() -> None:
