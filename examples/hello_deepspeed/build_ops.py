@@ -5,7 +5,9 @@ and, for ``--offload``, its CPU Adam (about two minutes). A worker that is kille
 behind that makes every later one wait for ever, so it is built here, by one process that nobody kills.
 
 torch keeps extensions in one folder per user. Two environments with a DeepSpeed each would build over the
-other at every start, so each environment gets its own folder, unless ``TORCH_EXTENSIONS_DIR`` is set.
+other at every start, so each environment gets its own folder, unless ``TORCH_EXTENSIONS_DIR`` is set. The
+same holds for ``ninja``, which torch calls at every start: another version of it takes what is there for
+outdated, and builds anew. This environment's own one, which DeepSpeed brings, is taken, whoever starts it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import os
 import shutil
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -26,12 +29,19 @@ def extensions_dir() -> Path:
     return Path(os.environ.get(VARIABLE) or Path(sys.prefix, "torch_extensions"))
 
 
+def environment() -> dict[str, str]:
+    """What a process that builds or loads them needs, beside what it inherits."""
+    scripts = sysconfig.get_path("scripts")
+    found = [place for place in os.environ.get("PATH", os.defpath).split(os.pathsep) if place != scripts]
+    return {VARIABLE: str(extensions_dir()), "PATH": os.pathsep.join([scripts, *found])}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Build the C++ extensions that the example uses.")
     parser.add_argument("--offload", action="store_true", help="also the CPU Adam that --offload trains with")
     arguments = parser.parse_args()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    os.environ[VARIABLE] = str(extensions_dir())
+    os.environ.update(environment())
     if not (shutil.which("g++") or os.environ.get("CXX")):
         print("build_ops: no C++ compiler found; install g++ (Debian: apt-get install g++)", file=sys.stderr)
         return 3

@@ -102,7 +102,7 @@ class Job:
         if self.options.tensorboard:
             command += ["--tensorboard", str(self.folder / "tensorboard")]
         environment = {**os.environ, TOKEN_VARIABLE: self.ledger.token, "DS_ACCELERATOR": "cpu"}
-        environment[build_ops.VARIABLE] = str(build_ops.extensions_dir())
+        environment.update(build_ops.environment())
         environment.setdefault("OMP_NUM_THREADS", "1")
         with open(folder.with_suffix(".log"), "wb") as log:
             agent = subprocess.Popen(

@@ -8,12 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.extensions import DEEPSPEED
 
 pytest.importorskip("deepspeed", reason="deepspeed is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -21,10 +22,6 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hello_deepspeed"
 SMALL = ("--hidden_size", "64", "--layers", "1", "--vocab_size", "600")
 STEPS = 60
-EXTENSIONS = {
-    "TORCH_EXTENSIONS_DIR": os.environ.get("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix, "torch_extensions")))
-}
-"""Of this environment alone; see ``build_ops.py`` of the example."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -49,7 +46,7 @@ def environment() -> dict[str, str]:
     last one: "failed to connect", or a hang, in about every second restart. A store of its own helps.
     """
     own_store = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    return {**os.environ, **own_store, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", **EXTENSIONS}
+    return {**os.environ, **own_store, **DEEPSPEED}
 
 
 def train(script: Path, folder: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> str:
@@ -182,7 +179,7 @@ def test_demo_at_reduced_size(tmp_path: Path) -> None:
             sys.executable, str(EXAMPLE / "demo.py"), "--folder", str(folder), "--steps", "100",
             "--hidden_size", "128", "--layers", "2", "--time_factor", "10",
         ],
-        env={**environment(), "PATH": f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"},
+        env=environment(),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-8000:]

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from easyckpt.bootstrap import LINGER_S
+from tests.extensions import DEEPSPEED
 
 CELL_TIMEOUT_S = 240
 REPOSITORY = Path(__file__).parents[2]
@@ -133,7 +134,7 @@ def run_cells(folder: Path) -> Iterator[Cells]:
             stderr=trouble,
             text=True,
             cwd=REPOSITORY,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+            env={**os.environ, **DEEPSPEED},
         )
     try:
         yield Cells(folder=folder, process=process)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.extensions import DEEPSPEED
+
 pytest.importorskip("deepspeed", reason="deepspeed is not installed")
 
 WORKER = Path(__file__).with_name("deepspeed_worker.py")
@@ -34,10 +36,6 @@ CASES = (
     "sgd",
 )
 RANKS = 2
-EXTENSIONS = {
-    "TORCH_EXTENSIONS_DIR": os.environ.get("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix, "torch_extensions")))
-}
-"""Of this environment alone; see ``build_ops.py`` of the example."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -47,7 +45,7 @@ def launch(*arguments: str, ranks: int = RANKS) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     done = subprocess.run(
         [*command, str(WORKER), *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", **EXTENSIONS},
+        env={**os.environ, **DEEPSPEED},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.extensions import DEEPSPEED
+
 PAGES = Path(__file__).parents[2] / "docs/how-to"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.M | re.S)
 RANKS = re.compile(r"<!-- ranks: (\d+) -->")
@@ -25,9 +27,6 @@ NEEDS = {
     "data": "torchdata",
 }
 """Word in a page's name → what it needs."""
-EXTENSIONS = {
-    "TORCH_EXTENSIONS_DIR": os.environ.get("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix, "torch_extensions")))
-}
 WAIT_S = 500
 NOT_RUN = {"s3.md": "it needs a store; the tests of S3 run against a server of their own"}
 
@@ -67,10 +66,8 @@ def run(command: list[str], folder: Path) -> None:
         cwd=folder,
         env={
             **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "DS_ACCELERATOR": "cpu",
             "HF_HUB_OFFLINE": "1",
-            **EXTENSIONS,
+            **DEEPSPEED,
         },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

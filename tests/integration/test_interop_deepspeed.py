@@ -17,18 +17,16 @@ from easyckpt.cli import main
 from easyckpt.errors import Misuse
 from easyckpt.integrations.deepspeed import attach
 from easyckpt.interop import export_step, import_state
+from tests.extensions import DEEPSPEED
 
 WORKER = Path(__file__).with_name("deepspeed_interop_worker.py")
-EXTENSIONS = {
-    "TORCH_EXTENSIONS_DIR": os.environ.get("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix, "torch_extensions")))
-}
 
 
 def launch(what: str, folder: Path, *, ranks: int) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     done = subprocess.run(
         [*command, str(WORKER), what, str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", **EXTENSIONS},
+        env={**os.environ, **DEEPSPEED},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -66,7 +64,7 @@ def convert(source: Path, target: Path) -> None:
             *("--num_extract_workers", "1", "--num_merge_workers", "1"),
             *("--input_folder", str(source), "--output_folder", str(target)),
         ],
-        env={**os.environ, "DS_ACCELERATOR": "cpu", **EXTENSIONS},
+        env={**os.environ, **DEEPSPEED},
         capture_output=True,
         text=True,
         timeout=200,
