@@ -261,7 +261,7 @@ def run_ranks(what: str, root: Path, log: Path, *, world: int) -> dict[str, str]
     finally:
         for worker in workers:
             worker.kill()
-            worker.wait()
+            worker.communicate()
     found: dict[str, str] = json.loads(log.read_text())
     return found
 
