@@ -45,6 +45,7 @@ from aimaster.rpc.client import LinkCallbacks, LinkState, MasterLink
 from aimaster.rpc.transport import Endpoint
 
 HOUSEKEEPING_S = 1.0
+NOT_A_WORD = "what is there says nothing"
 WAIT_SAID_AFTER_S = 5.0
 """A master that does not answer is waited for in silence for so long, then people are told."""
 STOP_ANSWER_S = 10.0
@@ -232,7 +233,7 @@ class Agent:
                 return OwnBug("the link to the master was closed while the job was under way")
             now = self._clock.monotonic()
             if link.welcome is None and not said and now - begun > WAIT_SAID_AFTER_S:
-                say(f"waiting for the master at {self._endpoint}: {link.trouble}")
+                say(f"waiting for the master at {self._endpoint}: {link.trouble or NOT_A_WORD}")
                 said = True
             error = self._lost_for_good(link, now, begun)
             if error is not None:
@@ -245,7 +246,8 @@ class Agent:
             if now - begun < rendezvous.join_timeout_s:
                 return None
             return MasterUnreachable(
-                f"the master did not answer within {rendezvous.join_timeout_s:g} s ({link.trouble})",
+                f"the master did not answer within {rendezvous.join_timeout_s:g} s "
+                f"({link.trouble or NOT_A_WORD})",
                 where=where,
                 next_step="start aimaster run on the node of --rdzv-endpoint, or correct the endpoint",
             )

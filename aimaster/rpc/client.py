@@ -16,9 +16,10 @@ import asyncio
 import contextlib
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import grpc.aio
 
@@ -215,9 +216,10 @@ class MasterLink:
         async with open_channel(self._endpoint, self._credentials) as channel:
             call = open_session(channel)
             try:
-                await self._open(call)
-                backoff.reset()
-                await self._talk(call)
+                await self._unless_closed(self._open(call))
+                if not self._closing.is_set():
+                    backoff.reset()
+                    await self._unless_closed(self._receive(call), self._send(call))
             except grpc.aio.AioRpcError as error:
                 raise _SessionEnded(error.details() or error.code().name) from error
             except BadMessage as error:
@@ -246,13 +248,9 @@ class MasterLink:
         self._trouble = ""
         self._ask.on_state(LinkState.CONNECTED)
 
-    async def _talk(self, call: Call) -> None:
-        """Until something ends it."""
-        tasks = [
-            asyncio.create_task(self._receive(call)),
-            asyncio.create_task(self._send(call)),
-            asyncio.create_task(self._closing.wait()),
-        ]
+    async def _unless_closed(self, *work: Coroutine[Any, Any, None]) -> None:
+        """Until one of them ends, or `close`: what listens there may never say a word."""
+        tasks = [asyncio.create_task(one) for one in (*work, self._closed())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -263,6 +261,9 @@ class MasterLink:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _closed(self) -> None:
+        await self._closing.wait()
 
     async def _receive(self, call: Call) -> None:
         assert self._welcome is not None

@@ -17,7 +17,7 @@ from tests.workers import run_agent, start_agent
 pytestmark = pytest.mark.slow
 
 DEADLINE_S = 60.0
-STARTS = 12
+STARTS = 8
 KILLS = 6
 
 

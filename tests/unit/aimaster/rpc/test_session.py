@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import grpc
 import grpc.aio
@@ -15,6 +16,7 @@ from aimaster.ids import Generation, Incarnation, JobId, NodeId
 from aimaster.rpc.client import LinkState
 from aimaster.rpc.gen import contract
 from aimaster.rpc.messages import ProcessInfo, Role
+from aimaster.rpc.transport import Endpoint
 from tests.unit.aimaster.rpc.recording_master import (
     PATIENCE_S,
     Agent,
@@ -238,6 +240,25 @@ def test_the_link_reports_only_an_agents_own_facts() -> None:
                 agent.link.report(
                     NodeSuspected(node=NodeId("n1"), incarnation=Incarnation("i1"), silent_s=1.0)
                 )
+
+    asyncio.run(scenario())
+
+
+def test_a_link_to_something_that_says_nothing_can_be_closed() -> None:
+    """gRPC gives such a connection up after twenty seconds only."""
+
+    async def scenario() -> None:
+        with socket.socket() as stranger:
+            stranger.bind(("127.0.0.1", 0))
+            stranger.listen()
+            stranger.setblocking(False)
+            agent = Agent(Endpoint(host="127.0.0.1", port=stranger.getsockname()[1])).start()
+            connection, _ = await asyncio.get_running_loop().sock_accept(stranger)
+            with connection:
+                await agent.link.close()
+                assert agent.task is not None
+                await asyncio.wait_for(agent.task, 10)
+        assert agent.states == [LinkState.CONNECTING, LinkState.CLOSED]
 
     asyncio.run(scenario())
 
