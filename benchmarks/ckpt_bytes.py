@@ -29,7 +29,7 @@ import torch
 import xxhash
 
 from easyckpt.digest import digest_body
-from easyckpt.layout import ChunkSpec, Layout, build_layout, layout_to_dict
+from easyckpt.layout import ChunkSpec, Layout, build_layout, encode_layout
 from easyckpt.manifest import FragmentRef, Manifest
 from easyckpt.read import LocatedPiece
 from easyckpt.saver.disk import Layouts, Life, Vault
@@ -66,7 +66,7 @@ def plain_layout(count: int, elements: int) -> Layout:
 def sealed(holdings: Holdings, layout: Layout, rank: int, ranks: int) -> Piece:
     """A slot with random bytes, sealed."""
     held = Held(key=Key(1, 1), rank=rank, world_size=ranks, digest="")
-    wire = json.dumps(layout_to_dict(layout)).encode()
+    wire = encode_layout(layout)
     piece = holdings.place(held, layout=wire, body_bytes=layout.body_bytes, protect=())
     view = piece.body
     block = os.urandom(1 << 20)

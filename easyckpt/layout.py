@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import msgspec
 import xxhash
 
 from easyckpt.errors import CorruptCheckpoint, Misuse
@@ -45,6 +46,7 @@ __all__ = [
     "ChunkSpec",
     "Layout",
     "build_layout",
+    "encode_layout",
     "layout_from_dict",
     "layout_to_dict",
 ]
@@ -288,6 +290,17 @@ def layout_to_dict(layout: Layout) -> dict[str, Any]:
         "header_bytes": len(layout.header),
         "digest": layout.digest,
     }
+
+
+def encode_layout(layout: Layout, *, header_bytes: int | None = None) -> bytes:
+    """The layout as it travels between processes. Equal layouts give equal bytes: savers group by them.
+
+    Args:
+        layout: the layout.
+        header_bytes: length of the header, where the layout was read without it.
+    """
+    length = len(layout.header) if header_bytes is None else header_bytes
+    return msgspec.json.encode({**layout_to_dict(layout), "header_bytes": length})
 
 
 def layout_from_dict(value: object, *, header: bytes | None = None, where: str = "") -> Layout:

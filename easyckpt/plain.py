@@ -98,7 +98,8 @@ def join(path: str, key: object) -> str:
         text = key
         for special in ("\\", ".", "["):
             text = text.replace(special, "\\" + special)
-        text = text.encode(errors="backslashreplace").decode()
+        if not text.isascii():  # else there is nothing to replace
+            text = text.encode(errors="backslashreplace").decode()
         return f"{path}.{text}" if path else text
     if type(key) is int:
         return f"{path}[{key}]"

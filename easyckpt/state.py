@@ -36,6 +36,8 @@ __all__ = [
 ]
 
 CONTAINERS = (dict, list, tuple)
+_LEAVES = (torch.Tensor, str, bytes, int, float, type(None))
+"""Never taken apart by an adapter, and nothing lies below them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,7 @@ class Parts:
         self._find(state, "", depth=0)
 
     def adapter_of(self, value: object) -> Adapter | None:
-        if isinstance(value, (torch.Tensor, *CONTAINERS, str, bytes, int, float, type(None))):
+        if isinstance(value, (*_LEAVES, *CONTAINERS)):
             return None
         return next((adapter for adapter in self._adapters if adapter.matches(value)), None)
 
@@ -142,10 +144,12 @@ class Parts:
             return
         if type(value) is dict:
             for key, item in value.items():
-                self._find(item, join(path, key), depth=depth + 1)
+                if not isinstance(item, _LEAVES):  # most of a large state: no name is made for them here
+                    self._find(item, join(path, key), depth=depth + 1)
         elif type(value) in (list, tuple):
             for index, item in enumerate(value):
-                self._find(item, join(path, index), depth=depth + 1)
+                if not isinstance(item, _LEAVES):
+                    self._find(item, join(path, index), depth=depth + 1)
         else:
             adapter = self.adapter_of(value)
             if adapter is not None:

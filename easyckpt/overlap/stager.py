@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import logging
 import os
 import threading
@@ -24,7 +23,7 @@ import torch
 from easyckpt.adapters import gradients
 from easyckpt.errors import EasyckptError, EnvironmentFault, Misuse
 from easyckpt.handle import SaveHandle
-from easyckpt.layout import Layout, layout_to_dict
+from easyckpt.layout import Layout, encode_layout
 from easyckpt.link import Grant, RankLink
 from easyckpt.overlap import fence
 from easyckpt.overlap.job import CopyThread, Job
@@ -102,7 +101,7 @@ class Stager:
             layout = fit_layout(captured, self._layout)
         if layout is not self._layout:
             self._layout = layout
-            self._layout_wire = json.dumps(layout_to_dict(layout)).encode()
+            self._layout_wire = encode_layout(layout)
             self._plan = None
         swapped = {captured.tensors[place].spec.name for place in tracked.swapped}
         if not tracked.same or not swapped <= self._volatile:
@@ -144,7 +143,8 @@ class Stager:
         try:
             whole = as_bytes(answer.slot, layout)
             if answer.last_layout != layout.digest:
-                write_frame(answer.slot, layout)
+                with _uncollected():
+                    write_frame(answer.slot, layout)
             plan.copy_at_once(whole, captured.tensors)
             write_plain(answer.slot, layout, captured.plain)
             job = self._rest(link, step, whole=whole, pages=answer.pages)
@@ -282,9 +282,8 @@ class Stager:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Walking a state makes some objects for each tensor and no garbage cycles; the collector would look
-    through
-    all of them again and again, which takes longer than the walk."""
+    """Walking a state or a layout makes some objects for each tensor and no garbage cycles; the collector
+    would look through all of them again and again, which takes longer than the walk."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -19,7 +18,7 @@ import msgspec
 
 from easyckpt.digest import chunk_range
 from easyckpt.errors import CorruptCheckpoint, EasyckptError, IncompleteCheckpoint, SaverUnavailable
-from easyckpt.layout import layout_to_dict
+from easyckpt.layout import encode_layout
 from easyckpt.manifest import Manifest
 from easyckpt.piece import PieceRecord
 from easyckpt.saver.commits import Threads
@@ -152,9 +151,7 @@ class Restorer:
         target = Held(
             key=message.key, rank=source.rank, world_size=self._world_size, digest=located.record.digest
         )
-        layout = json.dumps(
-            {**layout_to_dict(located.layout.layout), "header_bytes": located.layout.header_bytes}
-        ).encode()
+        layout = encode_layout(located.layout.layout, header_bytes=located.layout.header_bytes)
         room = located.record.bytes
         await self._reserver.beside(target, body_bytes=room)
         piece: Piece = self._holdings.place_beside(target, layout=layout, body_bytes=room, in_parts=True)

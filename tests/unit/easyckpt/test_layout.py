@@ -16,6 +16,7 @@ from easyckpt.layout import (
     ChunkSpec,
     Layout,
     build_layout,
+    encode_layout,
     layout_from_dict,
     layout_to_dict,
 )
@@ -132,3 +133,12 @@ def test_a_layout_of_another_header_is_an_error() -> None:
     layout = sample()
     with pytest.raises(CorruptCheckpoint, match="digest"):
         layout_from_dict(layout_to_dict(layout), header=layout.header[:-1] + b"\n")
+
+
+def test_a_layout_travels_as_the_same_bytes_whoever_sends_it() -> None:
+    layout = sample()
+    raw = encode_layout(layout)
+    assert json.loads(raw) == json.loads(json.dumps(layout_to_dict(layout)))
+    headless = layout_from_dict(json.loads(raw))  # as it is read from a fragment
+    assert encode_layout(headless, header_bytes=len(layout.header)) == raw
+    assert layout_from_dict(json.loads(raw), header=layout.header) == layout
