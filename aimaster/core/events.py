@@ -37,6 +37,13 @@ class StopKind(Enum):
     PREEMPTION = "preemption"  # SIGTERM, SIGUSR1/2, a scheduler's notice: exit code 10
 
 
+class RestartScope(Enum):
+    """The smallest unit that may be started again alone, as the job declares it."""
+
+    JOB = "job"  # process groups span the job: all workers, or none
+    NODE = "node"  # no process group crosses nodes: one node's workers
+
+
 class Tier(Enum):
     """Where a restored step came from, nearest first."""
 
@@ -52,6 +59,7 @@ class TimerKind(Enum):
     PREPARE = "prepare"  # members must report that they are prepared
     START = "start"  # members must report that workers run
     DRAIN = "drain"  # members must have ended
+    UNIT = "unit"  # a node that starts again beside others that go on must be prepared, or have started
     REPLACEMENT = "replacement"  # how long to wait for a node when below the minimum
 
 
@@ -79,6 +87,7 @@ class JobDeclared(Event):
     max_nodes: int
     max_restarts: int | None
     """Cap on restarts of the whole job; None leaves it to the budget."""
+    scope: RestartScope = RestartScope.JOB
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_nodes <= self.max_nodes:

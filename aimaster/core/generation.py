@@ -12,16 +12,18 @@ have lost a partner, and hold devices that the next start needs.
 
 from __future__ import annotations
 
-from aimaster.core.commands import EndNode, FinishJob, Prepare, Reason, StartWorkers
+from aimaster.core import units
+from aimaster.core.commands import EndNode, FinishJob, Prepare, Reason
 from aimaster.core.events import TimerKind
 from aimaster.core.membership import Readiness, choose, readiness
+from aimaster.core.orders import next_generation, release, start_command, tell_to_prepare
 from aimaster.core.placement import Guest, place
-from aimaster.core.policy import EXIT_BUDGET, EXIT_USER_ERROR, Cause, Failure, History, judge
+from aimaster.core.policy import EXIT_BUDGET, EXIT_USER_ERROR, Cause, Failure, judge
 from aimaster.core.sentences import last_words
 from aimaster.core.state import GONE, NO_RANK, JobPhase, NodeRecord, NodeState
 from aimaster.core.transitions import JobTrigger, NodeTrigger
 from aimaster.core.turn import Turn
-from aimaster.ids import NO_GENERATION, Generation, NodeId
+from aimaster.ids import NO_GENERATION, NodeId
 
 _SPARES_END_WELL = frozenset({0, EXIT_USER_ERROR, EXIT_BUDGET})
 """Exit codes that say something about the training, which a node outside of it had no part in."""
@@ -56,7 +58,7 @@ def form(turn: Turn, reason: Reason) -> None:
     job = turn.job
     choice = choose(turn.state.usable.values(), seats=job.seats, max_nodes=turn.max_nodes)
     turn.move_job(JobTrigger.FORMED)
-    generation = _next_generation(turn)
+    generation = next_generation(turn)
     guests = [
         Guest(node=n.id, workers=n.workers, wanted_node_rank=n.wanted_node_rank) for n in choice.members
     ]
@@ -65,14 +67,15 @@ def form(turn: Turn, reason: Reason) -> None:
     for seat in seats:
         node = turn.state.nodes[seat.node]
         node.node_rank, node.first_rank = seat.node_rank, seat.first_rank
-        _tell_to_prepare(turn, node, reason)
+        tell_to_prepare(turn, node, reason)
     for node in choice.left_out:
-        _release(turn, node)
+        release(turn, node)
+        units.change(turn, node, None)
     job.members = tuple(seat.node for seat in seats)
     job.world_size = sum(seat.workers for seat in seats)
     job.awaited = set(job.members)
     job.unfinished = len(job.members)
-    turn.cancel_timers(TimerKind.LAST_CALL, TimerKind.REPLACEMENT, TimerKind.START)
+    turn.cancel_timers(TimerKind.LAST_CALL, TimerKind.REPLACEMENT, TimerKind.START, TimerKind.UNIT)
     turn.set_timer(TimerKind.PREPARE, turn.policy.timeouts.prepare_s)
     turn.say(reason, generation=generation, nodes=len(seats), world_size=job.world_size)
 
@@ -86,6 +89,8 @@ def start(turn: Turn) -> None:
     lead = members[0]
     for node in members:
         turn.move_node(node, NodeTrigger.START)
+        if turn.by_node:
+            units.begin(turn, node)
         turn.send(start_command(turn, node, lead=lead))
     job.starts += 1
     job.seats = {node.id: node.node_rank for node in members}
@@ -103,24 +108,6 @@ def start(turn: Turn) -> None:
     )
 
 
-def start_command(turn: Turn, node: NodeRecord, *, lead: NodeRecord, again: bool = False) -> StartWorkers:
-    """What a member needs to start its workers; `again` when it was already counted as a start."""
-    job = turn.job
-    return StartWorkers(
-        node=node.id,
-        generation=job.generation,
-        attempt=job.starts - 1 if again else job.starts,
-        node_rank=node.node_rank,
-        nodes=len(job.members),
-        first_rank=node.first_rank,
-        world_size=job.world_size,
-        master_addr=lead.address,
-        master_port=lead.port,
-        saver_lead=lead.saver_address,
-        progress_expected=job.progress_expected,
-    )
-
-
 def broken(
     turn: Turn,
     reason: Reason,
@@ -135,21 +122,25 @@ def broken(
     `reason` and the facts that the caller said go into the decision unless the judgement overrules them.
     """
     job = turn.job
-    attempted = job.phase in (JobPhase.STARTING, JobPhase.RUNNING)
+    unit = units.unit_of(turn, node)
+    started = job.phase in (JobPhase.STARTING, JobPhase.RUNNING) if unit is None else unit.begun
+    attempted = started
+    ended_generation = turn.state.nodes[node].generation if unit is not None else job.generation
     explains = job.uncharged is not None and cause is Cause.NODE_LOST and node in job.blamed
-    base = job.history
+    base = before = job.history if unit is None else units.history_before(unit, job.history)
     if explains and job.uncharged is not None:
         # Workers of other nodes fail within milliseconds of a lost partner; the loss is known seconds later.
         base, attempted, cause = job.uncharged, True, Cause.NODE_LOST
+    first_step_at_s = job.first_step_at_s if unit is None else unit.first_step_at_s
     failure = Failure(
         cause=cause if attempted else Cause.NODE_FAILED,
         attempted=attempted,
         at_s=turn.now,
         step=step,
         error_digest=error_digest,
-        committed=_newest_committed(turn),
-        attempt_step=job.attempt_step,
-        stepped_s=0.0 if job.first_step_at_s is None else turn.now - job.first_step_at_s,
+        committed=_newest_committed(turn) if unit is None else unit.committed,
+        attempt_step=job.attempt_step if unit is None else unit.attempt_step,
+        stepped_s=0.0 if first_step_at_s is None else turn.now - first_step_at_s,
     )
     assert job.declared is not None
     judgement = judge(
@@ -159,12 +150,18 @@ def broken(
         max_nodes=job.declared.max_nodes,
         max_restarts=job.declared.max_restarts,
     )
-    if job.phase in (JobPhase.STARTING, JobPhase.RUNNING):
-        _remember_charge(turn, job.history)
-    job.history = judgement.history
-    turn.say(reason, ended_generation=job.generation, cause=failure.cause.value, **judgement.facts)
+    if started:
+        job.uncharged = before
+        job.blamed = frozenset(job.members) if unit is None else frozenset({node})
+    if unit is None:
+        job.history = judgement.history
+    else:
+        units.keep(turn, node, judgement.history)
+    turn.say(reason, ended_generation=ended_generation, cause=failure.cause.value, **judgement.facts)
     if judgement.exit_code is not None and judgement.reason is not None:
         end_job(turn, judgement.exit_code, judgement.reason)
+    elif units.renew(turn, node, cause, reason):
+        return
     elif len(turn.state.usable) >= turn.min_nodes:
         form(turn, reason)
     else:
@@ -175,13 +172,13 @@ def hold(turn: Turn, reason: Reason) -> None:
     """Too few nodes: raise the generation, let the survivors stop their workers, and wait for capacity."""
     job = turn.job
     turn.move_job(JobTrigger.SHORT)
-    generation = _next_generation(turn)
+    generation = next_generation(turn)
     _clear_ranks(turn)
     job.members, job.world_size, job.awaited, job.unfinished = (), 0, set(), 0
     for node in turn.state.usable.values():
         if node.state is not NodeState.SPARE:
-            _tell_to_prepare(turn, node, reason)
-    turn.cancel_timers(TimerKind.PREPARE, TimerKind.START, TimerKind.LAST_CALL)
+            tell_to_prepare(turn, node, reason)
+    turn.cancel_timers(TimerKind.PREPARE, TimerKind.START, TimerKind.LAST_CALL, TimerKind.UNIT)
     _wait_for_capacity(turn)
     turn.say(
         reason,
@@ -223,21 +220,9 @@ def resend(turn: Turn, node: NodeRecord) -> None:
         turn.send(_end_command(turn, node))
 
 
-def clean_spare(turn: Turn, node: NodeRecord) -> None:
-    """Make a node that may still run workers of an old generation stop them."""
-    node.generation = turn.job.generation
-    turn.state.touch(node)
-    turn.send(Prepare(node=node.id, generation=node.generation, reason=Reason.NODE_IS_SPARE))
-
-
 def all_gone(turn: Turn) -> bool:
     """Whether every node that was told to end is gone."""
     return not turn.state.present
-
-
-def _next_generation(turn: Turn) -> Generation:
-    turn.job.generation = Generation(max(turn.job.generation, turn.job.seen_generation) + 1)
-    return turn.job.generation
 
 
 def _clear_ranks(turn: Turn) -> None:
@@ -247,20 +232,6 @@ def _clear_ranks(turn: Turn) -> None:
         node.node_rank = node.first_rank = NO_RANK
         node.finished.clear()
         turn.state.touch(node)
-
-
-def _tell_to_prepare(turn: Turn, node: NodeRecord, reason: Reason) -> None:
-    node.generation = turn.job.generation
-    node.port = 0
-    turn.move_node(node, NodeTrigger.PREPARE)
-    turn.send(Prepare(node=node.id, generation=node.generation, reason=reason))
-
-
-def _release(turn: Turn, node: NodeRecord) -> None:
-    if node.state is NodeState.SPARE:
-        return
-    turn.move_node(node, NodeTrigger.RELEASE)
-    clean_spare(turn, node)
 
 
 def tell_to_end(turn: Turn, node: NodeRecord, *, exit_code: int | None = None) -> None:
@@ -297,8 +268,3 @@ def _wait_for_capacity(turn: Turn) -> None:
 def _newest_committed(turn: Turn) -> int | None:
     known = [step for step in (turn.job.memory_step, turn.job.durable_step) if step is not None]
     return max(known, default=None)
-
-
-def _remember_charge(turn: Turn, before: History) -> None:
-    turn.job.uncharged = before
-    turn.job.blamed = frozenset(turn.job.members)

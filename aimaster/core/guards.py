@@ -56,6 +56,8 @@ def known(turn: Turn, event: NodeEvent | GenerationEvent) -> NodeRecord | None:
 def current(turn: Turn, event: GenerationEvent) -> NodeRecord | None:
     """Like `known`; None (and said) also if the generation, the node or the job is over.
 
+    The generation of a node that was started again alone is newer than that of the others.
+
     Raises:
         IllegalEvent: if the generation does not exist yet.
     """
@@ -65,7 +67,8 @@ def current(turn: Turn, event: GenerationEvent) -> NodeRecord | None:
     if event.generation > turn.job.generation:
         detail = f"generation {event.generation} is not yet"
         raise IllegalEvent(node.state, type(event).__name__, f"node {node.id}", detail)
-    if event.generation < turn.job.generation or turn.job.phase in OVER or node.state is NodeState.ENDING:
+    old = event.generation < turn.generation_of(node)
+    if old or turn.job.phase in OVER or node.state is NodeState.ENDING:
         stale(turn, event)
         return None
     return node

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from aimaster.core.events import RestartScope, TimerKind
 from aimaster.core.policy import Cause, Policy
 from aimaster.core.state import (
     GONE,
@@ -26,6 +27,8 @@ _MEMBER_STATES = {
     JobPhase.STARTING: {NodeState.STARTING, NodeState.RUNNING, NodeState.FINISHED},
     JobPhase.RUNNING: {NodeState.RUNNING, NodeState.FINISHED},
 }
+_STARTED_ALONE = {NodeState.PREPARING, NodeState.STARTING}
+"""What a member may be besides while the others run, where the job declares that a node may start alone."""
 
 
 def violations(state: State, policy: Policy) -> tuple[str, ...]:
@@ -60,20 +63,27 @@ def _members(state: State) -> Iterator[str]:
     assert job.declared is not None
     if not job.declared.min_nodes <= len(job.members) <= job.declared.max_nodes:
         yield f"{len(job.members)} members, allowed {job.declared.min_nodes}:{job.declared.max_nodes}"
+    alone = job.declared.scope is RestartScope.NODE and job.phase is JobPhase.RUNNING
+    allowed = _MEMBER_STATES[job.phase] | (_STARTED_ALONE if alone else set())
     unfinished = 0
     waited_for = {NodeState.PREPARING, NodeState.STARTING}
     for name in job.members:
         node = state.nodes[name]
         done = job.phase is not JobPhase.PREPARING and len(node.finished) > 0
-        if node.state not in _MEMBER_STATES[job.phase] and not done:
+        if node.state not in allowed and not done:
             yield f"member {name} is {node.state.value} while the job is {job.phase.value}"
-        if node.generation != job.generation and not done:
+        told = node.generation <= job.generation if alone else node.generation == job.generation
+        if not told and not done:
             yield f"member {name} was told generation {node.generation}, current is {job.generation}"
         if (node.state in waited_for) != (name in job.awaited):
             yield f"member {name} is {node.state.value}, awaited: {name in job.awaited}"
-        unfinished += node.state in _MEMBER_STATES[job.phase] - {NodeState.FINISHED}
+        unfinished += node.state in allowed - {NodeState.FINISHED}
+        if alone and (node.unit is not None and node.unit.due_s is not None) != (name in job.awaited):
+            yield f"member {name} has unit {node.unit}, awaited: {name in job.awaited}"
     if unfinished != job.unfinished:
         yield f"{unfinished} members are not finished, remembered {job.unfinished}"
+    if alone and (TimerKind.UNIT in job.timers) != bool(job.awaited):
+        yield f"{len(job.awaited)} members start again, timer: {TimerKind.UNIT in job.timers}"
     for name, node in state.nodes.items():
         outside = name not in job.members
         if outside and node.state not in {NodeState.SPARE, NodeState.ASIDE, NodeState.ENDING, *GONE}:

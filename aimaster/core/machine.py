@@ -143,6 +143,7 @@ _TIMERS: Mapping[TimerKind, Callable[[Turn], None]] = {
     TimerKind.START: on_nodes.members_late,
     TimerKind.DRAIN: _drained,
     TimerKind.REPLACEMENT: _no_replacement,
+    TimerKind.UNIT: on_nodes.unit_late,
 }
 
 _HANDLERS: Mapping[type[Event], Callable[[Turn, Any], None]] = {

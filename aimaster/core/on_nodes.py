@@ -7,6 +7,7 @@ Each handler first checks who speaks (`aimaster.core.guards`), then changes the 
 from __future__ import annotations
 
 from aimaster.core import generation as gen
+from aimaster.core import units
 from aimaster.core.commands import Reason
 from aimaster.core.events import (
     AgentPhase,
@@ -22,6 +23,7 @@ from aimaster.core.events import (
     TimerKind,
 )
 from aimaster.core.guards import current, is_needed, known, stale
+from aimaster.core.orders import clean_spare
 from aimaster.core.policy import EXIT_INTERRUPTED, EXIT_PREEMPTED, Cause
 from aimaster.core.state import (
     GONE,
@@ -70,7 +72,7 @@ def joined(turn: Turn, event: NodeJoined) -> None:
         gen.consider(turn)
     has_workers = event.phase in (AgentPhase.PREPARED, AgentPhase.RUNNING)
     if node.state is NodeState.SPARE and has_workers and event.generation <= turn.job.generation:
-        gen.clean_spare(turn, node)
+        clean_spare(turn, node)
 
 
 def _welcome(turn: Turn, node: NodeRecord | None, event: NodeJoined) -> NodeRecord:
@@ -168,6 +170,9 @@ def prepared(turn: Turn, event: NodePrepared) -> None:
         return
     turn.move_node(node, NodeTrigger.PREPARED)
     node.port = event.rendezvous_port
+    if turn.job.phase is JobPhase.RUNNING and node.state is NodeState.PREPARED:
+        units.start(turn, node)
+        return
     turn.job.awaited.discard(node.id)
     turn.say(Reason.NODE_PREPARED, node=node.id, generation=event.generation, awaited=len(turn.job.awaited))
     if turn.job.phase is JobPhase.PREPARING and not turn.job.awaited:
@@ -204,6 +209,23 @@ def members_late(turn: Turn) -> None:
     reason = Reason.PREPARE_TIMED_OUT if preparing else Reason.START_TIMED_OUT
     turn.say(reason, late=len(late), node=late[0].id)
     gen.broken(turn, reason, cause=Cause.NODE_FAILED, node=late[0].id)
+
+
+def unit_late(turn: Turn) -> None:
+    """A node that starts again beside the others has not answered in time: it is set aside.
+
+    Each is an event of its own; where several are late, the timer is over again at once.
+    """
+    node = units.next_late(turn)
+    if node is not None:
+        preparing = node.state is NodeState.PREPARING
+        node.strikes += 1
+        turn.move_node(node, NodeTrigger.SET_ASIDE)
+        reason = Reason.PREPARE_TIMED_OUT if preparing else Reason.START_TIMED_OUT
+        turn.say(reason, late=1, node=node.id)
+        gen.broken(turn, reason, cause=Cause.NODE_FAILED, node=node.id)
+    if turn.job.phase is JobPhase.RUNNING:
+        units.arm(turn)
 
 
 def stop_requested(turn: Turn, event: StopRequested) -> None:

@@ -8,6 +8,7 @@ be lost without harm to the others.
 from __future__ import annotations
 
 from aimaster.core import generation as gen
+from aimaster.core import units
 from aimaster.core.commands import Reason
 from aimaster.core.events import (
     FirstStepDone,
@@ -46,6 +47,7 @@ def _no_longer_awaited(turn: Turn, node: NodeRecord) -> None:
         turn.move_job(JobTrigger.STARTED)
         turn.cancel_timers(TimerKind.START)
         turn.say(Reason.WORKERS_RUNNING, attempt=turn.job.starts - 1, world_size=turn.job.world_size)
+    units.answered(turn, node)
 
 
 def exited(turn: Turn, event: WorkerExited) -> None:
@@ -61,6 +63,7 @@ def exited(turn: Turn, event: WorkerExited) -> None:
     if event.local_rank in node.finished:
         return
     _note_step(turn, event.step)
+    units.note_step(turn, node, event.step)
     if event.ok:
         _finished(turn, node, event)
         return
@@ -84,7 +87,9 @@ def exited(turn: Turn, event: WorkerExited) -> None:
 
 def hung(turn: Turn, event: WorkersHung) -> None:
     """No rank steps any more. A script that has finished but for its end is not started again."""
-    if event.generation != turn.job.generation or turn.job.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
+    node = turn.state.nodes.get(event.node)
+    counts = turn.job.generation if node is None else turn.generation_of(node)
+    if event.generation != counts or turn.job.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
         turn.say(Reason.STALE, event="WorkersHung", generation=turn.job.generation)
         return
     _note_step(turn, event.step)
@@ -129,6 +134,7 @@ def restored(turn: Turn, event: Restored) -> None:
         job.memory_step = min(event.step, job.memory_step)
     if event.tier is Tier.DISK:
         job.durable_step = max(event.step, job.durable_step or 0)
+    units.note_checkpoint(turn, node, committed=None)
     turn.say(Reason.PROGRESS, node=node.id, rank=event.rank, step=event.step, tier=event.tier.value)
 
 
@@ -140,6 +146,7 @@ def first_step_done(turn: Turn, event: FirstStepDone) -> None:
     if turn.job.first_step_at_s is None:
         turn.job.first_step_at_s = turn.now
     _note_step(turn, event.step)
+    units.note_step(turn, node, event.step, first=True)
     turn.say(Reason.PROGRESS, node=node.id, step=event.step, attempt=turn.job.starts - 1)
 
 
@@ -155,8 +162,10 @@ def step_committed(turn: Turn, event: StepCommitted) -> None:
         job.durable_step = max(event.step, job.durable_step or 0)
     else:
         job.memory_step = max(event.step, job.memory_step or 0)
-    if event.generation == job.generation:
+    units.note_checkpoint(turn, node, committed=event.step)
+    if event.generation == turn.generation_of(node):
         _note_step(turn, event.step)
+        units.note_step(turn, node, event.step)
     turn.say(Reason.PROGRESS, node=node.id, step=event.step, durable=int(event.durable))
 
 

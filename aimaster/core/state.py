@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from aimaster.core.commands import Reason
-from aimaster.core.events import JobDeclared, TimerKind
+from aimaster.core.events import JobDeclared, RestartScope, TimerKind
 from aimaster.core.policy import NO_HISTORY, Cause, History
 from aimaster.ids import NO_GENERATION, Generation, Incarnation, JobId, NodeId
 
@@ -89,6 +89,41 @@ class Timer:
     """On the clock that `Machine.step` is given."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """What a seat that is started again by itself carries from one start to the next (`RestartScope.NODE`).
+
+    It goes with the seat when another node takes it. Where the whole job restarts, nothing here is used.
+    """
+
+    due_s: float | None = None
+    """When the node must have done what it was told; None where nothing is asked of it."""
+    begun: bool = False
+    """Whether workers were started since it was last told to prepare."""
+    attempt: int = 0
+    """Number of its newest start."""
+    first_step_at_s: float | None = None
+    attempt_step: int | None = None
+    """Newest step seen since that start."""
+    committed: int | None = None
+    """Newest checkpoint step that it committed, in any tier."""
+    restorable: bool = False
+    """Whether it ever restored or committed a step: then a start from nothing is an error."""
+    expected: bool = False
+    """What its workers were told of that."""
+    trail: History = NO_HISTORY
+    """Its progress and its newest error. Charges and restarts are counted for the job."""
+
+    def canonical(self) -> str:
+        """All of it in one line."""
+        return repr(
+            (
+                *(self.due_s, self.begun, self.attempt, self.first_step_at_s, self.attempt_step),
+                *(self.committed, self.restorable, self.expected, self.trail.canonical()),
+            )
+        )
+
+
 @dataclass(slots=True, kw_only=True)
 class NodeRecord:
     """One node. Belongs to the machine; nobody else may hold one."""
@@ -117,6 +152,8 @@ class NodeRecord:
     """The generation of its newest failure: the same report may come twice after a restart of the master."""
     end_code: int | None = None
     """The exit code that it was told to end with."""
+    unit: Unit | None = None
+    """Only where its workers may be started again alone, and once they were started."""
     print_: int = 0
     """Its share in the running digest."""
 
@@ -128,6 +165,8 @@ class NodeRecord:
                 *(self.wanted_node_rank, self.order, self.state.value, self.suspect, self.retired),
                 *(self.generation, self.port, self.node_rank, self.first_rank),
                 *(tuple(sorted(self.finished)), self.strikes, self.failed_generation, self.end_code),
+                # Without a unit nothing is added: the journals of such jobs keep their digests.
+                *((self.unit.canonical(),) if self.unit is not None else ()),
             )
         )
 
@@ -202,7 +241,9 @@ class JobRecord:
 def _declared_line(declared: JobDeclared | None) -> tuple[object, ...] | None:
     if declared is None:
         return None
-    return (declared.job, declared.min_nodes, declared.max_nodes, declared.max_restarts)
+    line = (declared.job, declared.min_nodes, declared.max_nodes, declared.max_restarts)
+    # As above: a job without a declared scope keeps the digests of its journal.
+    return line if declared.scope is RestartScope.JOB else (*line, declared.scope.value)
 
 
 _MODULUS = 2**128

@@ -7,11 +7,11 @@ phase or a node's state goes through it, and so through the tables.
 from __future__ import annotations
 
 from aimaster.core.commands import CancelTimer, Command, Decision, Reason, SetTimer
-from aimaster.core.events import TimerKind
+from aimaster.core.events import RestartScope, TimerKind
 from aimaster.core.policy import Policy
-from aimaster.core.state import JobRecord, NodeRecord, NodeState, State, Timer
+from aimaster.core.state import JobPhase, JobRecord, NodeRecord, NodeState, State, Timer
 from aimaster.core.transitions import JobTrigger, NodeTrigger, move_job, move_node
-from aimaster.ids import NodeId
+from aimaster.ids import Generation, NodeId
 
 
 class Turn:
@@ -41,6 +41,16 @@ class Turn:
         """The job's maximum; only when it is declared."""
         assert self.job.declared is not None
         return self.job.declared.max_nodes
+
+    @property
+    def by_node(self) -> bool:
+        """Whether a node's workers may be started again while the others go on."""
+        return self.job.declared is not None and self.job.declared.scope is RestartScope.NODE
+
+    def generation_of(self, node: NodeRecord) -> Generation:
+        """The generation that counts for a node: a member that may be started again alone has its own."""
+        own = self.by_node and self.job.phase is JobPhase.RUNNING and self.is_member(node.id)
+        return node.generation if own else self.job.generation
 
     def say(self, reason: Reason, **facts: int | float | str | None) -> None:
         """Set the reason and add facts; a fact that is None is left out."""

@@ -16,6 +16,7 @@ from aimaster.core.events import (
     NodeFailed,
     NodeJoined,
     NodePrepared,
+    RestartScope,
     StepCommitted,
     TimerFired,
     TimerKind,
@@ -51,6 +52,11 @@ class Checkers:
         self._inside_every = inside_every
         self._shadow = Machine(policy)
         self._cap: int | None = None
+        self._alone = False
+        self._newest: dict[NodeId, Generation] = {}
+        """The generation that each node was told last."""
+        self._seats: dict[int, StartWorkers] = {}
+        """By node rank, the newest start of a job whose nodes start alone."""
         self._generation = Generation(0)
         self._lives: dict[NodeId, Incarnation] = {}
         self._prepared: dict[Generation, dict[NodeId, int]] = {}
@@ -109,7 +115,8 @@ class Checkers:
             return
         life = self._lives.get(event.node)
         old_life = life is not None and life != event.incarnation
-        old_generation = getattr(event, "generation", self._generation) < self._generation
+        counts = self._newest.get(event.node, self._generation) if self._alone else self._generation
+        old_generation = getattr(event, "generation", counts) < counts
         kept = isinstance(event, StepCommitted) and event.durable
         # A node that was late is no danger: that it is clean at last may be said of an old generation.
         clean = isinstance(event, NodePrepared) and decision.reason is not Reason.STALE
@@ -133,13 +140,19 @@ class Checkers:
                 if command.generation < self._generation and decision.reason is not Reason.RESENT:
                     raise self._violation(f"back to an older generation: {command}")
                 self._generation = max(self._generation, command.generation)
+                newest = self._newest.get(command.node, command.generation)
+                self._newest[command.node] = max(newest, command.generation)
             elif isinstance(command, StartWorkers):
                 self._start_fits(command, fresh)
-        if fresh:
+        self._others_go_on(event, decision)
+        if fresh and self._alone:
+            self._seats_fit(fresh)
+        elif fresh:
             self._starts_fit_together(fresh)
 
     def _start_fits(self, command: StartWorkers, fresh: dict[NodeId, StartWorkers]) -> None:
-        if command.generation != self._generation:
+        counts = self._newest[command.node] if self._alone else self._generation
+        if command.generation != counts:
             raise self._violation(f"start of a generation that is not the newest: {command}")
         before = self.starts.get(command.generation)
         if before is not None:
@@ -179,6 +192,35 @@ class Checkers:
                 if new is not None and new.node_rank != old.node_rank and old.node_rank < new.nodes:
                     raise self._violation(f"survivor {node} moved from {old.node_rank} to {new.node_rank}")
         self.starts[first.generation] = fresh
+
+    def _others_go_on(self, event: Event, decision: Decision) -> None:
+        """Where one node starts again alone, no other one that has a seat hears of it."""
+        if "unit" not in decision.facts:
+            return
+        meant = {decision.facts["unit"], getattr(event, "node", ""), decision.facts.get("node", "")}
+        others = {c.node for c in decision.commands if isinstance(c, Prepare | StartWorkers)} - meant
+        if others:
+            raise self._violation(f"{sorted(others)} were told of the restart of {decision.facts['unit']}")
+
+    def _seats_fit(self, fresh: dict[NodeId, StartWorkers]) -> None:
+        """Nodes that start alone are prepared, lead themselves, and start the ranks of their seat."""
+        commands = sorted(fresh.values(), key=lambda c: c.node_rank)
+        if len(commands) > 1 or commands[0].nodes == 1:
+            self._seats = {}  # the whole job
+            if [c.node_rank for c in commands] != list(range(commands[0].nodes)):
+                raise self._violation(f"node ranks {[c.node_rank for c in commands]}")
+        for command in commands:
+            port = self._prepared.get(command.generation, {}).get(command.node)
+            address, saver = self._addresses[command.node]
+            if (command.master_addr, command.master_port, command.saver_lead) != (address, port, saver):
+                raise self._violation(f"a node that does not lead itself: {command}")
+            old = self._seats.get(command.node_rank)
+            seat = (command.first_rank, command.world_size, command.nodes)
+            if old is not None and seat != (old.first_rank, old.world_size, old.nodes):
+                raise self._violation(f"another seat than before: {command}, was {old}")
+            self._seats[command.node_rank] = command
+        self._attempt_fits(commands[0])
+        self.starts[commands[0].generation] = fresh
 
     def _attempt_fits(self, first: StartWorkers) -> None:
         if first.attempt != len(self.starts):
@@ -233,6 +275,11 @@ class Checkers:
     def _all_ranks_finished(self, event: Event) -> None:
         newest = max(self.starts)
         world_size = next(iter(self.starts[newest].values())).world_size
+        if self._alone:
+            ends = [self._ended_well.get(c.generation, set()) for c in self._seats.values()]
+            if len(set().union(*ends)) != world_size:
+                raise self._violation(f"finished with {ends} of {world_size} ranks")
+            return
         ended = set(self._ended_well.get(newest, set()))
         if isinstance(event, WorkerExited) and event.ok:
             ended.add(event.rank)
@@ -257,6 +304,8 @@ class Checkers:
         elif isinstance(event, TimerFired) and event.timer is TimerKind.PREPARE:
             told = self._told.get(event.generation, set())
             self._late |= told - self._prepared.get(event.generation, {}).keys()
+        elif isinstance(event, TimerFired) and event.timer is TimerKind.UNIT:
+            self._late.add(NodeId(str(decision.facts.get("node", ""))))
         elif isinstance(event, TimerFired) and event.timer is TimerKind.START:
             started = self._started.get(event.generation, set())
             self._late |= self.starts.get(event.generation, {}).keys() - started
@@ -268,6 +317,7 @@ class Checkers:
         self._learn_evidence(event, decision)
         if isinstance(event, JobDeclared):
             self._cap = event.max_restarts
+            self._alone = event.scope is RestartScope.NODE
         if decision.reason is Reason.STALE:
             return
         if isinstance(event, NodeJoined):

@@ -129,7 +129,7 @@ def _check_outcome(world: World, exit_code: int | None) -> None:
 
 def _check_one_generation_steps(world: World) -> None:
     """No two generations step at the same time, unless somebody could not be told to stop."""
-    if any(fault.kind in SPLITTING for fault in world.options.faults):
+    if world.options.training.alone or any(fault.kind in SPLITTING for fault in world.options.faults):
         return
     generations = [generation for _, generation in world.training.stepping]
     if generations != sorted(generations):

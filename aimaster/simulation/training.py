@@ -33,6 +33,8 @@ class TrainingOptions:
     """From the start of the workers to their first step: rendezvous, load, compile. None: as any step."""
     commit_every: int = 5
     """0: it writes no checkpoints."""
+    alone: bool = False
+    """Each node trains for itself: no step waits for another node (`RestartScope.NODE`)."""
     bug_at_step: int | None = None
     """At this step rank 0 always raises the same exception."""
 
@@ -40,10 +42,15 @@ class TrainingOptions:
 @dataclass(slots=True)
 class _Group:
     needed: int
+    seat: int = 0
     step: int = 0
     first_step: int = 0
     over: bool = False
     members: dict[NodeId, tuple[SimNode, StartWorkers, str]] = field(default_factory=dict)
+
+
+_Key = tuple[Generation, "NodeId | None"]
+"""A generation, and the node where each trains for itself."""
 
 
 class Training:
@@ -53,8 +60,11 @@ class Training:
         self._timeline = timeline
         self._random = random
         self._options = options
-        self._groups: dict[Generation, _Group] = {}
-        self.committed: int | None = None
+        self._groups: dict[_Key, _Group] = {}
+        self._committed: dict[int, int] = {}
+        """Newest committed step by seat; the whole job's is at seat 0."""
+        self._done: set[int] = set()
+        """Seats that have finished."""
         self.stepping: list[tuple[float, Generation]] = []
         """Which generation made a step when, for checkers."""
         self.finished = False
@@ -63,27 +73,32 @@ class Training:
 
     def join(self, node: SimNode, command: StartWorkers) -> None:
         """A node's workers run; the last of a generation lets all begin."""
-        group = self._groups.setdefault(command.generation, _Group(needed=command.nodes))
+        key = self._key(node, command.generation)
+        alone = self._options.alone
+        group = self._groups.setdefault(key, _Group(needed=1 if alone else command.nodes))
+        group.seat = command.node_rank if alone else 0
         group.members[node.id] = (node, command, node.incarnation)
         if len(group.members) == group.needed:
-            group.step = group.first_step = self.committed or 0
-            if self.committed is not None:
+            committed = self._committed.get(group.seat)
+            self._done.discard(group.seat)
+            group.step = group.first_step = committed or 0
+            if committed is not None:
                 for member, started, _ in group.members.values():
                     tier = self._random.choice(tuple(Tier))
                     member.report(
                         Restored,
                         generation=command.generation,
                         rank=started.first_rank,
-                        step=self.committed,
+                        step=committed,
                         tier=tier,
                     )
             first_s = self._options.first_step_s
             delay_s = first_s if first_s is not None else self._options.step_s
-            self._timeline.after(delay_s, lambda: self._tick(command.generation))
+            self._timeline.after(delay_s, lambda: self._tick(key))
 
     def worker_died(self, node: SimNode, generation: Generation) -> None:
         """Somebody of that generation is gone: the others fail soon, each in its own time."""
-        group = self._groups.get(generation)
+        group = self._groups.get(self._key(node, generation))
         if group is None or group.over:
             return
         group.over = True
@@ -92,8 +107,11 @@ class Training:
                 delay_s = self._random.uniform(0.001, 0.5)
                 self._timeline.after(delay_s, lambda m=member, c=command, i=incarnation: _reset(m, c, i))  # type: ignore[misc]
 
-    def _tick(self, generation: Generation) -> None:
-        group = self._groups[generation]
+    def _key(self, node: SimNode, generation: Generation) -> _Key:
+        return (generation, node.id if self._options.alone else None)
+
+    def _tick(self, key: _Key) -> None:
+        generation, group = key[0], self._groups[key]
         if group.over:
             return
         here = [m.runs(generation) and m.incarnation == life for m, _, life in group.members.values()]
@@ -101,14 +119,14 @@ class Training:
             group.over = True
             return
         if any(m.frozen for m, _, _ in group.members.values()):
-            self._timeline.after(self._options.step_s, lambda: self._tick(generation))
+            self._timeline.after(self._options.step_s, lambda: self._tick(key))
             return
         group.step += 1
         self.reached = max(self.reached, group.step)
         self.stepping.append((self._timeline.now_s, generation))
         self._step_done(generation, group)
         if not group.over:
-            self._timeline.after(self._options.step_s, lambda: self._tick(generation))
+            self._timeline.after(self._options.step_s, lambda: self._tick(key))
 
     def _step_done(self, generation: Generation, group: _Group) -> None:
         options = self._options
@@ -121,11 +139,14 @@ class Training:
             for member, _, _ in group.members.values():
                 member.report(FirstStepDone, generation=generation, step=group.step)
         if options.commit_every and group.step % options.commit_every == 0:
-            self.committed = group.step
+            self._committed[group.seat] = group.step
             durable = group.step % (DURABLE_EVERY * options.commit_every) == 0
             lead.report(StepCommitted, generation=generation, step=group.step, durable=durable)
         if group.step >= options.steps:
-            group.over = self.finished = True
+            group.over = True
+            self._done.add(group.seat)
+            seats = next(iter(group.members.values()))[1].nodes if options.alone else 1
+            self.finished = self._done >= set(range(seats))
             for member, command, _ in group.members.values():
                 for local_rank in range(member.workers):
                     member.report(

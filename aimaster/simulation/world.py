@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from aimaster.core.detector import DetectorConfig
-from aimaster.core.events import JobDeclared
+from aimaster.core.events import JobDeclared, RestartScope
 from aimaster.core.policy import Policy, Timeouts
 from aimaster.core.state import JobPhase, NodeState
 from aimaster.ids import JobId
@@ -67,6 +67,7 @@ class World:
                 min_nodes=options.min_nodes,
                 max_nodes=options.max_nodes,
                 max_restarts=options.max_restarts,
+                scope=RestartScope.NODE if options.training.alone else RestartScope.JOB,
             ),
             policy=options.policy,
             config=options.detector,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from aimaster.simulation.run import simulate
+from aimaster.simulation.run import options_for, simulate
 
 KEPT = {
     25: "a shrunk generation that was never started moved a survivor's seat",
@@ -24,6 +26,13 @@ def test_seeds_that_once_found_something(seed: int) -> None:
 def test_fresh_worlds(block: int) -> None:
     for seed in range(10_000 + block * 20, 10_000 + (block + 1) * 20):
         simulate(seed)
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_worlds_whose_nodes_start_alone(block: int) -> None:
+    for seed in range(30_000 + block * 20, 30_000 + (block + 1) * 20):
+        drawn = options_for(seed)
+        simulate(seed, replace(drawn, training=replace(drawn.training, alone=True)))
 
 
 @pytest.mark.slow

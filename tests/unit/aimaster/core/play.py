@@ -15,6 +15,7 @@ from aimaster.core.events import (
     NodeJoined,
     NodeLeft,
     NodePrepared,
+    RestartScope,
     Restored,
     StepCommitted,
     StopKind,
@@ -43,13 +44,16 @@ class Play:
         *,
         max_restarts: int | None = None,
         policy: Policy | None = None,
+        scope: RestartScope = RestartScope.JOB,
     ) -> None:
         self.machine = Machine(policy)
         self.now = 0.0
         self.lives: dict[str, str] = {}
         self.seen: list[tuple[Event, Decision, float]] = []
         low, high = nodes
-        self.tell(JobDeclared(job=JobId("j"), min_nodes=low, max_nodes=high, max_restarts=max_restarts))
+        self.tell(
+            JobDeclared(job=JobId("j"), min_nodes=low, max_nodes=high, max_restarts=max_restarts, scope=scope)
+        )
 
     def tell(self, event: Event) -> Decision:
         """One step."""
