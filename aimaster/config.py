@@ -175,6 +175,8 @@ class RestartConfig:
 
     max_restarts: int | None = None
     """Cap on restarts of the whole job; None leaves it to the budgets."""
+    by_node: bool = False
+    """Whether no process group crosses nodes, so that one node's workers may be started again alone."""
     policy: str | None = None
     """Budgets and time-outs in place of the defaults, as a journal has them."""
     monitor_interval_s: float = 0.1

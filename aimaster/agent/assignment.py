@@ -59,6 +59,8 @@ class NodeIdentity:
     run_dir: Path
     role: str = "default"
     max_restarts: int | None = None
+    own_world: bool = False
+    """Whether the workers of this node are a world of their own (`RestartScope.NODE`)."""
     virtual_local_rank: bool = False
     ckpt_dir: str | None = None
     saver_socket: Path | None = None
@@ -130,9 +132,9 @@ def worker_env(
     rank = str(assignment.first_rank + local_rank)
     env = dict(common)
     env.update(
-        RANK=rank,
+        RANK=str(local_rank) if identity.own_world else rank,
         LOCAL_RANK=str(local_rank),
-        WORLD_SIZE=str(assignment.world_size),
+        WORLD_SIZE=str(nproc if identity.own_world else assignment.world_size),
         LOCAL_WORLD_SIZE=str(nproc),
         GROUP_RANK=str(assignment.node_rank),
         GROUP_WORLD_SIZE=str(assignment.nodes),
@@ -184,6 +186,9 @@ def _own_env(identity: NodeIdentity, assignment: Assignment) -> dict[str, str]:
         "EASYCKPT_GENERATION": str(assignment.generation),
         "EASYCKPT_PROGRESS_EXPECTED": "1" if assignment.progress_expected else "0",
     }
+    if identity.own_world and identity.ckpt_dir is not None:
+        # Trainings that are not one another's must not write into one folder.
+        env["EASYCKPT_DIR"] = f"{identity.ckpt_dir.rstrip('/')}/node{assignment.node_rank}"
     if identity.saver_socket is not None:
         env["EASYCKPT_SAVER"] = str(identity.saver_socket)
     return env

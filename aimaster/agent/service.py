@@ -376,6 +376,7 @@ def _saver_plan(config: RunConfig, ground: Ground) -> SaverPlan:
         linger_s=config.checkpoint.saver_linger_s,
         memory_limit_bytes=config.checkpoint.memory_limit_bytes,
         workers=config.nodes.nproc,
+        own_world=config.restart.by_node,
         sweep=sweep_command(ground.run_dir),
     )
 
@@ -388,6 +389,7 @@ def _node_identity(config: RunConfig, ground: Ground) -> NodeIdentity:
         run_dir=ground.run_dir.path,
         role=config.nodes.role,
         max_restarts=config.restart.max_restarts,
+        own_world=config.restart.by_node,
         virtual_local_rank=config.nodes.virtual_local_rank,
         ckpt_dir=config.checkpoint.ckpt_dir,
         saver_socket=ground.run_dir.socket("saver"),

@@ -17,6 +17,7 @@ from aimaster.agent.rundir import PROCESSES_FILE
 from aimaster.agent.witness import Witness
 from aimaster.agent.workers import Workers
 from aimaster.config import CommandOn, RunConfig
+from aimaster.core.events import RestartScope
 from aimaster.ids import NO_GENERATION
 from aimaster.integrations.easyckpt import NodeSaver
 from aimaster.rpc.limits import NOTE_CHARS_MAX, clip
@@ -62,6 +63,7 @@ class Standing:
             min_nodes=nodes.min,
             max_nodes=nodes.max,
             max_restarts=self._config.restart.max_restarts,
+            scope=RestartScope.NODE if self._config.restart.by_node else RestartScope.JOB,
             processes=self.processes(),
             notes=self.notes(),
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 
 from aimaster.config import CheckLevel, CheckMode
+from aimaster.core.events import RestartScope
 from aimaster.errors import EXIT_CODES
 from aimaster.integrations.torchrun import TORCHRUN_FLAGS, Flag, Kind
 
@@ -48,6 +49,11 @@ OWN_FLAGS: tuple[Flag, ...] = (
     Flag(
         names=("--node-id",), kind=Kind.TEXT, metavar="ID", group="Nodes and workers",
         help="name of this node that lasts over restarts; else made of the host's name",
+    ),
+    Flag(
+        names=("--restart-scope",), env=("AIMASTER_RESTART_SCOPE",), kind=Kind.TEXT, default="job",
+        choices=tuple(scope.value for scope in RestartScope), metavar="job|node", group="Nodes and workers",
+        help="node: no process group crosses nodes; each is a world of its own and starts again alone",
     ),
     Flag(
         names=("--run-dir",), env=("AIMASTER_RUN_DIR",), kind=Kind.TEXT, metavar="DIR", group=_PLACES,

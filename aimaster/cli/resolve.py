@@ -31,6 +31,7 @@ from aimaster.config import (
     StdioConfig,
     StdMap,
 )
+from aimaster.core.events import RestartScope
 from aimaster.errors import CredentialsMissing, UsageError
 from aimaster.ids import NodeId
 
@@ -66,6 +67,12 @@ def resolve(parsed: Parsed, env: Mapping[str, str]) -> RunConfig:
         )
     except ValueError as error:
         raise UsageError(str(error), next_step="see all flags with: aimaster run --help") from error
+    if config.restart.by_node and program.command_on is CommandOn.FIRST:
+        raise UsageError(
+            "--restart-scope node and --command-on first exclude each other",
+            where="the launcher on the first node reaches the workers of all nodes",
+            next_step="leave one of them away",
+        )
     _need_secret(config)
     return config
 
@@ -150,6 +157,7 @@ def _restart(values: Values) -> RestartConfig:
     timeout = values.whole("shutdown_timeout")
     return RestartConfig(
         max_restarts=values.whole("max_restarts"),
+        by_node=values.text("restart_scope") == RestartScope.NODE.value,
         policy=_policy(values),
         monitor_interval_s=values.number("monitor_interval"),
         shutdown_timeout_s=30.0 if timeout is None else float(timeout),

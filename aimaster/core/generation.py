@@ -160,7 +160,7 @@ def broken(
     turn.say(reason, ended_generation=ended_generation, cause=failure.cause.value, **judgement.facts)
     if judgement.exit_code is not None and judgement.reason is not None:
         end_job(turn, judgement.exit_code, judgement.reason)
-    elif units.renew(turn, node, cause, reason):
+    elif units.renew(turn, node, cause=cause, reason=reason):
         return
     elif len(turn.state.usable) >= turn.min_nodes:
         form(turn, reason)

@@ -63,7 +63,7 @@ def exited(turn: Turn, event: WorkerExited) -> None:
     if event.local_rank in node.finished:
         return
     _note_step(turn, event.step)
-    units.note_step(turn, node, event.step)
+    units.note_step(turn, node, step=event.step)
     if event.ok:
         _finished(turn, node, event)
         return
@@ -146,7 +146,7 @@ def first_step_done(turn: Turn, event: FirstStepDone) -> None:
     if turn.job.first_step_at_s is None:
         turn.job.first_step_at_s = turn.now
     _note_step(turn, event.step)
-    units.note_step(turn, node, event.step, first=True)
+    units.note_step(turn, node, step=event.step, first=True)
     turn.say(Reason.PROGRESS, node=node.id, step=event.step, attempt=turn.job.starts - 1)
 
 
@@ -165,7 +165,7 @@ def step_committed(turn: Turn, event: StepCommitted) -> None:
     units.note_checkpoint(turn, node, committed=event.step)
     if event.generation == turn.generation_of(node):
         _note_step(turn, event.step)
-        units.note_step(turn, node, event.step)
+        units.note_step(turn, node, step=event.step)
     turn.say(Reason.PROGRESS, node=node.id, step=event.step, durable=int(event.durable))
 
 

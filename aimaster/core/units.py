@@ -57,7 +57,7 @@ def keep(turn: Turn, node: NodeId, judged: History) -> None:
     change(turn, record, replace(record.unit, trail=replace(judged, charges=(), restarts=0)))
 
 
-def renew(turn: Turn, node: NodeId, cause: Cause, reason: Reason) -> bool:
+def renew(turn: Turn, node: NodeId, *, cause: Cause, reason: Reason) -> bool:
     """Start one seat again, with its node or a spare; False (and nothing done) where that is not possible."""
     unit = unit_of(turn, node)
     if unit is None:
@@ -148,7 +148,7 @@ def next_late(turn: Turn) -> NodeRecord | None:
     return turn.state.nodes[min(late)[1]] if late else None
 
 
-def note_step(turn: Turn, node: NodeRecord, step: int | None, *, first: bool = False) -> None:
+def note_step(turn: Turn, node: NodeRecord, *, step: int | None, first: bool = False) -> None:
     """A step was seen in the node's newest start."""
     unit = node.unit
     if unit is None or step is None:

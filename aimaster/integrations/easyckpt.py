@@ -52,6 +52,8 @@ class SaverPlan:
     memory_limit_bytes: int | None
     workers: int
     """Training processes of this node, whose checkpoints it holds."""
+    own_world: bool = False
+    """Whether this node's ranks are a world of their own, whose checkpoints it leads itself."""
     sweep: tuple[str, ...]
     """What a saver that nobody came back to becomes, so that nothing is left behind."""
 
@@ -204,14 +206,15 @@ class NodeSaver:
 
     def _begin(self, order: StartWorkers) -> None:
         assert self._client is not None
+        own = self._plan.own_world
         self._client.begin(
             Begin(
                 generation=order.generation,
-                node_rank=order.node_rank,
-                nodes=order.nodes,
-                first_rank=order.first_rank,
+                node_rank=0 if own else order.node_rank,
+                nodes=1 if own else order.nodes,
+                first_rank=0 if own else order.first_rank,
                 ranks=self._plan.workers,
-                world_size=order.world_size,
+                world_size=self._plan.workers if own else order.world_size,
                 lead_address=order.saver_lead,
                 progress_expected=order.progress_expected,
                 life=self._life,
@@ -271,12 +274,12 @@ class NodeSaver:
                         node=identity.node,
                         incarnation=identity.incarnation,
                         generation=generation,
-                        rank=rank,
+                        rank=rank + (order.first_rank if self._plan.own_world else 0),
                         step=step,
                         tier=Tier(tier),
                     )
                 )
-        if order.node_rank != 0:
+        if order.node_rank != 0 and not self._plan.own_world:
             return facts
         for committed, durable in ((status.memory_step, False), (status.durable_step, True)):
             if committed is not None and self._first_time(generation, f"durable{durable}", committed):

@@ -218,6 +218,7 @@ class MasterService:
             min_nodes=hello.min_nodes,
             max_nodes=hello.max_nodes,
             max_restarts=hello.max_restarts,
+            scope=hello.scope,
         )
         if self._declared is None:
             self._declared = said  # before the wait, so that nobody else declares it meanwhile
@@ -227,9 +228,10 @@ class MasterService:
         ours = self._declared
         return Refused(
             kind=RefusalKind.MISMATCH,
-            message=f"job {ours.job} was declared with --nnodes {ours.min_nodes}:{ours.max_nodes} and "
-            f"max-restarts {_cap(ours)}, node {identity.node} says {said.min_nodes}:{said.max_nodes} and "
-            f"{_cap(said)}; start every node with the same command line",
+            message=f"job {ours.job} was declared with --nnodes {ours.min_nodes}:{ours.max_nodes}, "
+            f"--max-restarts {_cap(ours)} and --restart-scope {ours.scope.value}, node {identity.node} says "
+            f"{said.min_nodes}:{said.max_nodes}, {_cap(said)} and {said.scope.value}; "
+            "start every node with the same command line",
         )
 
     def _is_current(self, identity: Identity) -> bool:

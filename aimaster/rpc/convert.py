@@ -15,7 +15,7 @@ from typing import Any
 
 from aimaster.core import commands
 from aimaster.core.commands import Command, Reason
-from aimaster.core.events import NodeEvent
+from aimaster.core.events import NodeEvent, RestartScope
 from aimaster.core.sights import STACK_CHARS_MAX
 from aimaster.errors import BadMessage
 from aimaster.rpc import limits
@@ -127,6 +127,7 @@ def _hello_to_wire(hello: Hello) -> Wire:
         min_nodes=hello.min_nodes,
         max_nodes=hello.max_nodes,
         max_restarts=or_minus_one(hello.max_restarts),
+        restarts_by_node=hello.scope is RestartScope.NODE,
         processes=[process_to_wire(process) for process in hello.processes],
         notes=notes_to_wire(hello.notes),
     )
@@ -148,6 +149,7 @@ def _hello_from_wire(header: Header, wire: Wire) -> Hello:
         min_nodes=wire.min_nodes,
         max_nodes=wire.max_nodes,
         max_restarts=or_none("hello.max_restarts", wire.max_restarts, high=limits.INT32_MAX),
+        scope=RestartScope.NODE if wire.restarts_by_node else RestartScope.JOB,
         processes=processes_from_wire(wire.processes),
         notes=notes_from_wire(wire.notes),
     )

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from aimaster.core.events import AgentPhase
+from aimaster.core.events import AgentPhase, RestartScope
 from aimaster.core.sights import Sight, WorkerPhase
 from aimaster.ids import NO_GENERATION, Generation, Incarnation, JobId, NodeId
 from aimaster.rpc import limits
@@ -125,6 +125,7 @@ class Hello:
     min_nodes: int
     max_nodes: int
     max_restarts: int | None = None
+    scope: RestartScope = RestartScope.JOB
     processes: tuple[ProcessInfo, ...] = ()
     notes: tuple[str, ...] = ()
 

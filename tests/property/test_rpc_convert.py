@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aimaster.core import commands, events
 from aimaster.core.commands import Reason
-from aimaster.core.events import AgentPhase, StopKind, Tier
+from aimaster.core.events import AgentPhase, RestartScope, StopKind, Tier
 from aimaster.errors import BadMessage
 from aimaster.ids import Generation, Incarnation, JobId, NodeId
 from aimaster.rpc import limits
@@ -110,6 +110,7 @@ def hellos(draw: st.DrawFn) -> Hello:
         min_nodes=low,
         max_nodes=high,
         max_restarts=draw(maybe(ranks)),
+        scope=draw(st.sampled_from(RestartScope)),
         processes=draw(processes),
         notes=draw(notes),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,11 @@ def test_fields_of_a_command() -> None:
     )
     line = words.argv(program, "py", local_rank=0, assignment=SECOND)
     assert line == ["torchrun", "--nnodes=3", "1", "10.0.0.1:4321", '{"json": {}}', "${local_rank}"]
+
+
+def test_a_node_that_starts_alone_is_a_world_of_its_own() -> None:
+    env = _env({}, identity=replace(IDENTITY, own_world=True))
+    assert (env["RANK"], env["WORLD_SIZE"]) == ("1", "2")
+    assert (env["ROLE_RANK"], env["ROLE_WORLD_SIZE"]) == ("3", "6")
+    assert (env["GROUP_RANK"], env["GROUP_WORLD_SIZE"]) == ("1", "3")
+    assert env["EASYCKPT_DIR"] == "/ckpt/node1"

@@ -94,6 +94,12 @@ class TestProgram:
         assert "--nproc-per-node, --role" in str(error)
         assert "deepspeed" in str(error)
 
+    def test_restart_scope(self) -> None:
+        assert not resolved("t.py").restart.by_node
+        assert resolved("--restart-scope", "node", "t.py").restart.by_node
+        with pytest.raises(UsageError, match="exclude each other"):
+            resolved("--restart-scope", "node", "--command-on", "first", "--", "mpirun")
+
     def test_command_on(self) -> None:
         assert resolved("--command-on", "first", "--", "mpirun").program.command_on is CommandOn.FIRST
         assert refused("--command-on", "first", "t.py").exit_code is ExitCode.USAGE
