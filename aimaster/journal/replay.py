@@ -8,6 +8,7 @@ a job on a state that nobody decided, so it is an error.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aimaster.core.invariants import violations
@@ -31,8 +32,12 @@ class Recovered:
     """How many entries were replayed; 0 for a new job."""
 
 
-def replay(journal: Journal) -> Machine:
+def replay(journal: Journal, *, visit: Callable[[Entry], None] | None = None) -> Machine:
     """The machine that wrote the journal, as it was after its last entry.
+
+    Args:
+        journal: read once, from its first entry to its last.
+        visit: called with each entry, for whoever else has to know them.
 
     Raises:
         JournalDiverged: if the state is another one than was written down.
@@ -51,18 +56,30 @@ def replay(journal: Journal) -> Machine:
             raise _diverged(entry, str(error)) from error
         if machine.digest() != record.digest:
             raise _diverged(entry, "another state follows from it than was written down")
+        if visit is not None:
+            visit(entry)
     return machine
 
 
 def recover(journal: Journal, *, incarnation: Incarnation, policy: Policy, wall_s: float) -> Recovered:
     """Replay the journal and begin the next life of the master.
 
-    The job's clock has gone on by the wall time since the last entry; never backwards.
-
     Raises:
         JournalDiverged: as for `replay`.
     """
-    machine = replay(journal)
+    return go_on(journal, replay(journal), incarnation=incarnation, policy=policy, wall_s=wall_s)
+
+
+def go_on(
+    journal: Journal, machine: Machine, *, incarnation: Incarnation, policy: Policy, wall_s: float
+) -> Recovered:
+    """Begin the next life of the master with the machine that was replayed.
+
+    The job's clock has gone on by the wall time since the last entry; never backwards.
+
+    Raises:
+        JournalDiverged: the machine stands where none can stand.
+    """
     broken = violations(machine.state, machine.policy)
     last = journal.last()
     if last is not None and broken:

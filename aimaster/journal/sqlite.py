@@ -216,6 +216,35 @@ class SqliteJournal(Journal):
             for epoch, incarnation, policy, at_s, wall_s in rows
         )
 
+    def set_aside(self, kept: Path) -> None:
+        """Keep the file under another name in its folder, and close it. The lock is held to the end.
+
+        The log is written back and removed first, since two files cannot be renamed at once: whatever ends
+        this half-way, there is one whole journal under one of the two names.
+
+        Raises:
+            FolderUnusable: somebody reads it for longer than one waits.
+        """
+        with _plain_errors(self._path):
+            busy = self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+            if busy:
+                raise FolderUnusable(
+                    "the journal of the last run is being read, and cannot be set aside",
+                    where=str(self._path),
+                    next_step="End what reads it, and start again.",
+                )
+            self._database.close()
+        try:
+            # A reader keeps its own hold of them; a new journal must not meet them.
+            for suffix in ("-wal", "-shm"):
+                self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+            self._path.rename(kept)
+            _sync_folder(self._path.parent)
+        except OSError as error:
+            raise _from_os(error, self._path) from error
+        finally:
+            self.close()
+
     def close(self) -> None:
         """Close the file and drop the lock."""
         if self._closed:

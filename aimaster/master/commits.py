@@ -4,6 +4,9 @@ A training may commit every second for weeks, and a job that is well should writ
 committed step means for a decision counts when something else happens: so whatever waits is journalled right
 before the next other event, and after a while in any case. Until then it is not acknowledged, so nothing is
 lost with the master: the agent says it again.
+
+The while grows with the job's age, so that the journal of a calm job grows like the logarithm of its age: a
+month takes some ten thousand entries, which a master that starts again replays within seconds.
 """
 
 from __future__ import annotations
@@ -12,6 +15,10 @@ from aimaster.core.events import StepCommitted
 from aimaster.ids import NodeId
 
 COMMIT_HOLD_S = 10.0
+"""Wait of a committed step in a young job."""
+COMMIT_HOLD_SHARE = 1e-3
+"""Wait as a share of the job's age, where that is longer."""
+COMMIT_HOLD_MAX_S = 600.0
 """Longest wait of a committed step."""
 
 
@@ -31,8 +38,13 @@ class HeldCommits:
             self._since_s = now
 
     def due(self, now: float) -> bool:
-        """Whether the oldest has waited long enough."""
-        return self._since_s is not None and now - self._since_s >= COMMIT_HOLD_S
+        """Whether the oldest has waited long enough.
+
+        Args:
+            now: the job's age in seconds.
+        """
+        hold_s = min(max(COMMIT_HOLD_S, now * COMMIT_HOLD_SHARE), COMMIT_HOLD_MAX_S)
+        return self._since_s is not None and now - self._since_s >= hold_s
 
     def newest(self, known: int | None, *, durable: bool) -> int | None:
         """The newest committed step: what is held, or what the machine knows already."""

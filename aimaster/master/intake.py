@@ -9,7 +9,6 @@ Only the present life of each node is remembered: an earlier one has nothing to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aimaster.core.events import Event, NodeEvent, NodeJoined
@@ -24,20 +23,18 @@ class _Taken:
 
 
 class Intake:
-    """One number per node. Not thread-safe.
+    """One number per node. Not thread-safe."""
 
-    Args:
-        journalled: What is in the journal already, in order.
-    """
-
-    def __init__(self, journalled: Iterable[Event] = ()) -> None:
+    def __init__(self) -> None:
         self._taken: dict[NodeId, _Taken] = {}
-        for event in journalled:
-            if isinstance(event, NodeJoined):
-                self.open(event.node, event.incarnation)
-            elif isinstance(event, NodeEvent) and event.seq:
-                self.accept(event.node, event.incarnation, seq=event.seq)
-                self.journalled(event.node, event.incarnation, seq=event.seq)
+
+    def remember(self, event: Event) -> None:
+        """What an earlier life of the master has journalled, in order."""
+        if isinstance(event, NodeJoined):
+            self.open(event.node, event.incarnation)
+        elif isinstance(event, NodeEvent) and event.seq:
+            self.accept(event.node, event.incarnation, seq=event.seq)
+            self.journalled(event.node, event.incarnation, seq=event.seq)
 
     def open(self, node: NodeId, incarnation: Incarnation) -> None:
         """This life of the node has joined; facts of another one are not taken any more."""

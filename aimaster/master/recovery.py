@@ -7,7 +7,6 @@ that is revived by the agent that has hosted it so far: agents may still have to
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,11 @@ from pathlib import Path
 from aimaster.clock import Clock
 from aimaster.core.machine import Machine
 from aimaster.core.policy import Policy
-from aimaster.core.state import JobPhase
+from aimaster.core.state import OVER
 from aimaster.errors import FolderUnusable, SetupError
 from aimaster.ids import Incarnation
-from aimaster.journal.base import Journal, Life
-from aimaster.journal.replay import recover, replay
+from aimaster.journal.base import Entry, Journal, Life
+from aimaster.journal.replay import go_on, replay
 from aimaster.journal.sqlite import SqliteJournal
 from aimaster.master.incidents import IncidentLog
 from aimaster.master.intake import Intake
@@ -61,12 +60,12 @@ def stand_up(state_dir: Path, *, policy: Policy, clock: Clock, revived: bool) ->
         ) from error
     journal = SqliteJournal.open(state_dir / JOURNAL_NAME)
     try:
-        if not revived and _is_over(journal):
-            # Set aside while its lock is held, so that no other master meets it half-way.
-            _set_aside(state_dir)
-            journal.close()
+        past = _read(journal)
+        if not revived and past.is_over:
+            journal.set_aside(_free_name(state_dir))
             journal = SqliteJournal.open(state_dir / JOURNAL_NAME)
-        return from_journal(journal, policy=policy, clock=clock)
+            past = _read(journal)
+        return _begin(journal, past, policy=policy, clock=clock)
     except BaseException:
         journal.close()
         raise
@@ -74,40 +73,54 @@ def stand_up(state_dir: Path, *, policy: Policy, clock: Clock, revived: bool) ->
 
 def from_journal(journal: Journal, *, policy: Policy, clock: Clock) -> Standing:
     """Recover from any journal and begin the next life of the master."""
-    incarnation = Incarnation(f"m-{uuid.uuid4().hex}")
-    recovered = recover(journal, incarnation=incarnation, policy=policy, wall_s=clock.wall())
-    incidents = IncidentLog()
-    facts = []
-    for entry in journal.entries():
+    return _begin(journal, _read(journal), policy=policy, clock=clock)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Past:
+    """What earlier lives of the master have left."""
+
+    machine: Machine
+    intake: Intake
+    incidents: IncidentLog
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has its outcome; a job that nobody has declared has none."""
+        return self.machine.state.job.phase in OVER
+
+
+def _read(journal: Journal) -> _Past:
+    """One pass over the journal: in a long job it is what a start of the master takes its time for."""
+    intake, incidents = Intake(), IncidentLog()
+
+    def visit(entry: Entry) -> None:
         incidents.add(entry)
-        facts.append(entry.record.event)
+        intake.remember(entry.record.event)
+
+    return _Past(machine=replay(journal, visit=visit), intake=intake, incidents=incidents)
+
+
+def _begin(journal: Journal, past: _Past, *, policy: Policy, clock: Clock) -> Standing:
+    incarnation = Incarnation(f"m-{uuid.uuid4().hex}")
+    recovered = go_on(journal, past.machine, incarnation=incarnation, policy=policy, wall_s=clock.wall())
     return Standing(
         journal=journal,
         machine=recovered.machine,
         life=recovered.life,
         clock=JobClock(clock, resumed_at_s=recovered.at_s),
-        intake=Intake(facts),
-        incidents=incidents,
+        intake=past.intake,
+        incidents=past.incidents,
         replayed=recovered.replayed,
     )
 
 
-def _is_over(journal: Journal) -> bool:
-    last = journal.last()
-    if last is None:
-        return False
-    return replay(journal).view(last.record.at_s).phase in (JobPhase.ENDING, JobPhase.ENDED)
-
-
-def _set_aside(state_dir: Path) -> None:
+def _free_name(state_dir: Path) -> Path:
+    """Where the next past journal is kept."""
     for number in range(1, JOURNALS_KEPT_MAX + 1):
         kept = state_dir / f"journal-{number}.db"
-        if kept.exists():
-            continue
-        for suffix in ("", "-wal", "-shm"):
-            with contextlib.suppress(FileNotFoundError):
-                (state_dir / (JOURNAL_NAME + suffix)).rename(state_dir / (kept.name + suffix))
-        return
+        if not kept.exists():
+            return kept
     raise SetupError(
         f"this job has {JOURNALS_KEPT_MAX} past journals",
         where=str(state_dir),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +29,7 @@ from aimaster.errors import AlreadyRunning, FolderUnusable, NoSpace
 from aimaster.ids import Generation, Incarnation, JobId, NodeId
 from aimaster.journal.base import Entry, Record
 from aimaster.journal.memory import MemoryJournal
+from aimaster.journal.sqlite import SqliteJournal
 from aimaster.master import ledger as ledger_module
 from aimaster.master.commits import COMMIT_HOLD_S, HeldCommits
 from aimaster.master.intake import Intake
@@ -113,7 +116,9 @@ def test_an_earlier_life_has_nothing_to_say() -> None:
 
 
 def test_a_restarted_master_knows_what_was_taken() -> None:
-    intake = Intake([declared(), joined(), prepared(1), joined(B), prepared(1, B), prepared(4, B)])
+    intake = Intake()
+    for event in (declared(), joined(), prepared(1), joined(B), prepared(1, B), prepared(4, B)):
+        intake.remember(event)
     assert intake.acknowledged(N1, B) == 4
     assert not intake.accept(N1, B, seq=4)
     assert intake.accept(N1, B, seq=5)
@@ -155,6 +160,16 @@ def test_only_the_newest_commit_of_each_kind_is_held() -> None:
     assert held.take() == ()
     assert held.newest(None, durable=True) is None
     assert not held.due(1e9)
+
+
+def test_a_month_of_commits_is_a_short_journal() -> None:
+    held, written = HeldCommits(), 0
+    for at_s in range(0, 30 * 86_400, 5):
+        held.hold(committed(at_s, durable=False), float(at_s))
+        held.hold(committed(at_s, durable=True), float(at_s))
+        if held.due(float(at_s)):
+            written += len(held.take())
+    assert 5_000 < written < 20_000
 
 
 # Recovery ---------------------------------------------------------------------------------------------------
@@ -219,6 +234,37 @@ def test_a_job_that_is_over_begins_anew_unless_its_master_is_revived(
     with stood.journal:
         assert (stood.life.epoch, stood.replayed) == (1, 0)
     assert (tmp_path / "journal-1.db").exists()
+
+
+KILLED_ON_THE_WAY = """
+import os, sys
+from pathlib import Path
+from aimaster.clock import SystemClock
+from aimaster.core.policy import Policy
+from aimaster.master.recovery import stand_up
+folder, left = sys.argv[1], int(sys.argv[2])
+def hook(event, arguments):
+    global left
+    if event in ("os.remove", "os.rename") or (event == "open" and arguments[0] == folder):
+        if left == 0:
+            os._exit(0)
+        left -= 1
+sys.addaudithook(hook)
+stand_up(Path(folder), policy=Policy(), clock=SystemClock(), revived=False)
+os._exit(1)
+"""
+
+
+@pytest.mark.parametrize("left", range(4))
+def test_a_kill_while_a_journal_is_set_aside_loses_no_word_of_it(tmp_path: Path, left: int) -> None:
+    write(tmp_path, *finished())
+    with SqliteJournal.read(tmp_path / JOURNAL_NAME) as reader:  # so that the log is not gone of itself
+        told = tuple(reader.entries())
+        subprocess.run([sys.executable, "-c", KILLED_ON_THE_WAY, str(tmp_path), str(left)], check=True)
+    stand_up(tmp_path, policy=Policy(), clock=SystemClock(), revived=False).journal.close()
+    with SqliteJournal.read(tmp_path / "journal-1.db") as kept:
+        assert tuple(kept.entries()) == told
+    assert not (tmp_path / "journal-2.db").exists()
 
 
 def test_two_masters_never_write_one_journal(tmp_path: Path) -> None:
