@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -49,6 +50,12 @@ CLEAN_NAMES = frozenset(
         "PYTHONWARNINGS",
     )
 )
+
+
+def pytest_configure() -> None:
+    """A shell ignores SIGINT for what it puts in the background, and every process below inherits that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def is_ours(name: str) -> bool:

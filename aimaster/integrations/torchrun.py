@@ -58,7 +58,7 @@ class Flag:
 
 
 def split_list(text: str) -> tuple[str, ...]:
-    """Words parted by single commas; two commas stand for one inside a word. Empty text: no words."""
+    """Words parted by single commas; two commas stand for one inside a word. Empty text is one empty word."""
     words: list[str] = []
     current, index = "", 0
     while index < len(text):
@@ -68,7 +68,7 @@ def split_list(text: str) -> tuple[str, ...]:
             words, current, index = [*words, current], "", index + 1
         else:
             current, index = current + text[index], index + 1
-    return (*words, current) if text else ()
+    return (*words, current)
 
 
 _NODES = "Nodes and workers"

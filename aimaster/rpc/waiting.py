@@ -30,3 +30,5 @@ async def within(timeout_s: float, awaitable: Awaitable[T]) -> T:
         if not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        elif not task.cancelled():
+            task.exception()  # taken, also where the wait was cancelled in the moment in which it failed
