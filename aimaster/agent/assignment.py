@@ -32,6 +32,7 @@ OWN_VARIABLES = frozenset(
         *("AIMASTER_AGENT", "AIMASTER_JOB_ID", "AIMASTER_NODE_ID", "AIMASTER_GENERATION"),
         *("AIMASTER_PROGRESS_PAGE", "AIMASTER_LOCAL_RANK", "AIMASTER_NNODES", "AIMASTER_NODE_RANK"),
         *("AIMASTER_MASTER_ADDR", "AIMASTER_MASTER_PORT"),
+        "AIMASTER_LOOP",
         *("EASYCKPT_SAVER", "EASYCKPT_GENERATION", "EASYCKPT_PROGRESS_EXPECTED"),
     )
 )
@@ -64,6 +65,8 @@ class NodeIdentity:
     virtual_local_rank: bool = False
     ckpt_dir: str | None = None
     saver_socket: Path | None = None
+    loop_socket: Path | None = None
+    """Where workers that can outlive a generation reach the agent; None: none can."""
     imports_dir: Path | None = None
     """Where lists of modules to import ahead outlive the job; None keeps none."""
 

@@ -33,6 +33,11 @@ from aimaster.rpc.messages import Identity
 HUNG_GRACE_S = 3.0
 """From SIGTERM to SIGKILL for workers that hang: what has not answered for so long seldom will."""
 
+MEET_S = 15.0
+"""How long a worker that can outlive its generation may take to leave it: a step or a save, not more."""
+_NOBODY_STAYS = frozenset({Reason.NODE_IS_SPARE, Reason.RESENT})
+"""A spare has no next generation to wait for; what an agent missed may have been that it is one."""
+
 
 class Duties:
     """Carries out orders on this node. Used on the agent's event loop alone."""
@@ -91,10 +96,11 @@ class Duties:
             else:
                 return order
 
-    async def stop_workers(self, grace_s_max: float | None = None) -> StopOutcome:
-        """Stop whatever runs and prove it gone."""
+    async def stop_workers(self, grace_s_max: float | None = None, *, meet_s: float = 0.0) -> StopOutcome:
+        """Stop whatever runs and prove it gone, but for workers that outlive their generation in `meet_s`."""
         grace_s = self._stop_grace_s
-        outcome = await self._workers.stop(grace_s if grace_s_max is None else min(grace_s, grace_s_max))
+        grace_s = grace_s if grace_s_max is None else min(grace_s, grace_s_max)
+        outcome = await self._workers.stop(grace_s, meet_s=meet_s)
         self.running = None
         return outcome
 
@@ -124,7 +130,10 @@ class Duties:
     async def _prepare(self, order: Prepare) -> None:
         if self.phase is not AgentPhase.PREPARED or self.generation != order.generation:
             hung = order.reason is Reason.WORKERS_HUNG
-            outcome = await self.stop_workers(HUNG_GRACE_S if hung else None)
+            meet_s = 0.0 if order.reason in _NOBODY_STAYS else HUNG_GRACE_S if hung else MEET_S
+            outcome = await self.stop_workers(HUNG_GRACE_S if hung else None, meet_s=meet_s)
+            if outcome.stayed:
+                say(f"{outcome.stayed} workers outlive generation {self.generation} in their processes")
             self.phase = AgentPhase.IDLE
             self._report_ends(outcome)
             if not outcome.gone:

@@ -26,7 +26,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from aimaster.agent import prctl, proc
@@ -96,15 +96,20 @@ class Reaper:
                     os.waitpid(pid, os.WNOHANG)
         self._zombies = zombies
 
-    def leftovers(self) -> list[proc.ProcessStat]:
-        """Live processes that are workers of this node or come from one, of an earlier agent's too."""
+    def leftovers(self, *, keep: Sequence[int] = ()) -> list[proc.ProcessStat]:
+        """Live processes that are workers of this node or come from one, of an earlier agent's too.
+
+        Args:
+            keep: Workers that are left alone with all their descendants.
+        """
         everything = proc.everything()
         children = [entry for entry in everything.values() if entry.ppid == self._pid]
         helpers = proc.descendants((e.pid for e in children if self._is_helper(e)), everything)
         below = proc.descendants((e.pid for e in children if e.pid not in helpers), everything)
+        kept = proc.descendants(keep, everything)
         found = []
         for pid, entry in everything.items():
-            if entry.ended or pid in helpers or pid == self._pid:
+            if entry.ended or pid in helpers or pid in kept or pid == self._pid:
                 continue
             # What an earlier agent's workers left is no descendant any more; only its mark tells.
             if pid in below or proc.variable(pid, OWNER_VARIABLE) == self.worker_token:

@@ -48,6 +48,8 @@ class StopOutcome:
     """Processes that had to be killed: workers after the grace time, and what workers had left behind."""
     unkillable: tuple[str, ...]
     """Processes that are still there, described; the node cannot be used."""
+    stayed: int = 0
+    """Workers that have outlived their generation and wait for the next one."""
 
     @property
     def gone(self) -> bool:

@@ -393,5 +393,6 @@ def _node_identity(config: RunConfig, ground: Ground) -> NodeIdentity:
         virtual_local_rank=config.nodes.virtual_local_rank,
         ckpt_dir=config.checkpoint.ckpt_dir,
         saver_socket=ground.run_dir.socket("saver"),
+        loop_socket=ground.run_dir.socket("loop"),
         imports_dir=imports_cache(os.environ),
     )

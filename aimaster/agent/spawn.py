@@ -9,6 +9,7 @@ seconds.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -53,3 +54,27 @@ def spawn(
         stderr=stderr,
         start_new_session=True,
     )
+
+
+def spawn_all(
+    lines: Sequence[Sequence[str]],
+    envs: Sequence[Mapping[str, str]],
+    fds: Sequence[tuple[int, int, int]],
+) -> list[int]:
+    """Execute several programs, all or none; their process ids. Somebody else waits for them.
+
+    Raises:
+        OSError: As `spawn`; none of them is left.
+    """
+    pids: list[int] = []
+    try:
+        for line, env, streams in zip(lines, envs, fds, strict=True):
+            process = spawn(line, env, fds=streams)
+            pids.append(process.pid)
+            process.returncode = 0  # the reaper waits for it, not this object
+    except OSError:
+        for pid in pids:  # not reaped yet: the numbers are still theirs
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        raise
+    return pids

@@ -12,27 +12,29 @@ will. Behind the grace time everything that came from workers is killed, whereve
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from aimaster.agent import assignment as words
-from aimaster.agent import failure, proc
+from aimaster.agent import proc
 from aimaster.agent.assignment import Assignment, NodeIdentity
+from aimaster.agent.kill import send_exactly
+from aimaster.agent.loops import Loops
 from aimaster.agent.oom import OomKills
 from aimaster.agent.ranks import RankState, ToldWorld, of_command, progress_of
 from aimaster.agent.reaper import OWNER_VARIABLE, Reaper
-from aimaster.agent.reports import LAST_LINES_CHARS_MAX, StopOutcome, WorkerExit
-from aimaster.agent.spawn import spawn
+from aimaster.agent.reports import StopOutcome, WorkerExit
+from aimaster.agent.spawn import spawn_all
+from aimaster.agent.spoken import say
 from aimaster.agent.stdio import RankIO, Stdio
 from aimaster.agent.warm import ForkOrder, Unfit
 from aimaster.agent.warmth import Folders, Warmth
-from aimaster.config import ProgramConfig, ProgramKind, Std, StdioConfig
+from aimaster.agent.worker import Worker, exit_of, last_lines
+from aimaster.config import ProgramConfig, ProgramKind, StdioConfig
 from aimaster.errors import SetupError
 from aimaster.rpc.messages import ProcessInfo, RankProgress, Role
 from aimaster.worker.progress import ProgressPage, Record, start_time
@@ -42,18 +44,6 @@ KILL_S_MAX = 15.0
 LOOK_S = 0.02
 """Between two looks at processes that are not our children, whose end nobody tells us."""
 FLUSH_IDLE_S_MAX = 60.0
-
-
-@dataclass(slots=True)
-class _Worker:
-    local_rank: int
-    rank: int
-    pid: int
-    pid_start: int
-    io: RankIO
-    started: float
-    exit: WorkerExit | None = None
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Workers:
@@ -100,7 +90,11 @@ class Workers:
             reaper=reaper,
             wanted=warm,
         )
-        self._workers: list[_Worker] = []
+        self._workers: list[Worker] = []
+        self._loops = Loops(
+            identity.loop_socket,
+            known=self._is_worker,
+        )
         self._assignment: Assignment | None = None
         self._page: ProgressPage | None = None
         self._world = ToldWorld()
@@ -168,29 +162,34 @@ class Workers:
         """Last lines that a worker has written, error output first."""
         for worker in self._workers:
             if worker.local_rank == local_rank:
-                return _last_lines(worker.io)
+                return last_lines(worker.io)
         return ""
 
     async def start(self, assignment: Assignment) -> None:
-        """Start all workers of this node.
+        """Start all workers of this node; those that outlived the last generation begin the next one.
 
         Raises:
-            SetupError: They could not be started here; nothing of them is left.
+            SetupError: They could not be started here; nothing new of them is left.
         """
         async with self._changing:
-            if any(worker.exit is None for worker in self._workers):
+            if any(worker.exit is None and not worker.stays for worker in self._workers):
                 raise RuntimeError("the workers of an earlier generation were not stopped")
-            self._release()
+            page = self._renew_page()
             self._stopping = False
             self._ooms.mark()
             self._assignment = assignment
-            page = self._page = ProgressPage(self._nproc)
-            ranks = [(index, assignment.first_rank + index) for index in range(self._nproc)]
+            staying = list(self._workers)
+            kept = {worker.local_rank for worker in staying}
+            ranks = [(i, assignment.first_rank + i) for i in range(self._nproc) if i not in kept]
             try:
+                await self._open_loops()
                 streams = self._stdio.open(assignment.attempt, ranks)
                 try:
-                    envs = [self._env(assignment, index, page, io) for index, io in enumerate(streams)]
-                    pids = await self._launch(assignment, envs, streams)
+                    envs = [
+                        self._env(assignment, index, page, io)
+                        for (index, _), io in zip(ranks, streams, strict=True)
+                    ]
+                    pids = await self._launch(assignment, [i for i, _ in ranks], envs=envs, streams=streams)
                 except BaseException:
                     for io in streams:
                         io.close()
@@ -204,35 +203,58 @@ class Workers:
             for (local_rank, rank), pid, io in zip(ranks, pids, streams, strict=True):
                 io.close_worker_ends()
                 self._take(local_rank, rank, pid, io)
+            for worker in staying:
+                self._go_on(worker, assignment, page)
 
-    async def stop(self, grace_s: float) -> StopOutcome:
+    async def stop(self, grace_s: float, *, meet_s: float = 0.0) -> StopOutcome:
         """End all workers and whatever came from them; returns when nothing is left, or not to be ended.
 
-        Also ends what an earlier agent of this node has left. Waits at most `grace_s` and `KILL_S_MAX`.
+        Also ends what an earlier agent of this node has left. Waits at most `meet_s`, twice `grace_s` and
+        `KILL_S_MAX`.
+
+        Args:
+            grace_s: From SIGTERM to SIGKILL.
+            meet_s: How long workers that can outlive their generation may take to leave it; these stay.
         """
         async with self._changing:
             self._stopping = True
             live = [worker for worker in self._workers if worker.exit is None]
+            able = [worker for worker in live if meet_s > 0 and self._loops.has(worker.pid)]
             for worker in live:
-                self._signal(worker.pid, worker.pid_start, signal.SIGTERM)
-                # A stopped process takes a signal only when it goes on.
-                self._signal(worker.pid, worker.pid_start, signal.SIGCONT)
-            for entry in self._reaper.leftovers() if live else ():
-                if entry.state == "T":  # what another launcher started: it hears of the end from that one
-                    self._signal(entry.pid, entry.start, signal.SIGCONT)
-            if live:
-                waits = [asyncio.ensure_future(worker.ended.wait()) for worker in live]
-                _, pending = await asyncio.wait(waits, timeout=grace_s)
-                for wait in pending:
-                    wait.cancel()
+                worker.stays = False
+            await self._end([worker for worker in live if worker not in able], grace_s if not able else 0.0)
+            if able:
+                assert self._assignment is not None
+                pids = [worker.pid for worker in able]
+                await self._loops.leave(pids, self._assignment.generation, within_s=meet_s)
+                for worker in able:
+                    worker.stays = worker.exit is None and self._loops.waits(worker.pid)
+                await self._end([worker for worker in live if not worker.stays], grace_s)
             killed, unkillable = await self._kill_all()
             for worker in self._workers:
-                worker.io.close()
+                if not worker.stays:
+                    worker.io.close()
             return StopOutcome(
                 exits=tuple(worker.exit for worker in live if worker.exit is not None),
                 killed=killed,
                 unkillable=unkillable,
+                stayed=sum(worker.stays for worker in live),
             )
+
+    async def _end(self, live: list[Worker], grace_s: float) -> None:
+        """Ask workers to end, and give them some time for it."""
+        for worker in live:
+            send_exactly(worker.pid, worker.pid_start, signal.SIGTERM)
+            # A stopped process takes a signal only when it goes on.
+            send_exactly(worker.pid, worker.pid_start, signal.SIGCONT)
+        for entry in self._leftovers() if live else ():
+            if entry.state == "T":  # what another launcher started: it hears of the end from that one
+                send_exactly(entry.pid, entry.start, signal.SIGCONT)
+        if live and grace_s > 0:
+            waits = [asyncio.ensure_future(worker.ended.wait()) for worker in live]
+            _, pending = await asyncio.wait(waits, timeout=grace_s)
+            for wait in pending:
+                wait.cancel()
 
     async def close(self) -> bool:
         """End the template and write out what is queued for the caller. Call after `stop`.
@@ -241,6 +263,7 @@ class Workers:
             Whether all output was written.
         """
         await self._warmth.close()
+        await self._loops.close()
         self._release()
         return await self._stdio.close(FLUSH_IDLE_S_MAX)
 
@@ -254,15 +277,45 @@ class Workers:
             env["TORCHELASTIC_ERROR_FILE"] = str(io.error_file)
         env["AIMASTER_PROGRESS_PAGE"] = page.path
         env[OWNER_VARIABLE] = self._reaper.worker_token
+        if self._loops.path is not None and not self._command:
+            env["AIMASTER_LOOP"] = str(self._loops.path)
         return env
 
+    async def _open_loops(self) -> None:
+        if self._command:
+            return  # its processes are another launcher's
+        try:
+            await self._loops.open()
+        except OSError as error:
+            say(f"no worker can outlive its peers: {self._loops.path} ({error.strerror})")
+
+    async def _is_worker(self, pid: int) -> bool:
+        async with self._changing:  # one that was forked a moment ago is entered first
+            return any(worker.pid == pid and worker.exit is None for worker in self._workers)
+
+    def _go_on(self, worker: Worker, assignment: Assignment, page: ProgressPage) -> None:
+        """Let a worker that has outlived its generation begin the next one."""
+        env = self._env(assignment, worker.local_rank, page, worker.io)
+        worker.stays, worker.rank = False, assignment.first_rank + worker.local_rank
+        worker.started = time.monotonic()
+        if not self._loops.start(worker.pid, {k: v for k, v in env.items() if k in words.PER_WORKER}):
+            # It has died since; its end is reported when it is reaped.
+            send_exactly(worker.pid, worker.pid_start, signal.SIGKILL)
+
     async def _launch(
-        self, assignment: Assignment, envs: list[dict[str, str]], streams: list[RankIO]
+        self,
+        assignment: Assignment,
+        local_ranks: list[int],
+        *,
+        envs: list[dict[str, str]],
+        streams: list[RankIO],
     ) -> list[int]:
         lines = [
             words.argv(self._program, self._python, local_rank=index, assignment=assignment)
-            for index in range(self._nproc)
+            for index in local_ranks
         ]
+        if not lines:
+            return []
         try:
             template = await self._warmth.template()
             lead = words.words_before_argv(self._program)
@@ -279,78 +332,58 @@ class Workers:
             _, unkillable = await self._kill_all()
             if unkillable:
                 raise OSError(f"{'; '.join(unkillable)} cannot be ended") from reason
-        return _spawn_all(lines, envs, streams)
+        return spawn_all(lines, envs, [(io.fds[0], io.fds[1], io.fds[2]) for io in streams])
 
     def _take(self, local_rank: int, rank: int, pid: int, io: RankIO) -> None:
-        worker = _Worker(local_rank, rank, pid, start_time(pid), io, time.monotonic())
+        worker = Worker(local_rank, rank, pid, start_time(pid), io, time.monotonic())
         self._workers.append(worker)
         self._reaper.watch(pid, lambda status: self._ended(worker, status))
 
-    def _ended(self, worker: _Worker, status: int) -> None:
+    def _ended(self, worker: Worker, status: int) -> None:
         worker.io.drain()
-        worker.exit = self._report(worker, status)
+        assert self._assignment is not None  # set before any worker exists
+        sentence = self._ooms.sentence() if status != 0 else ""
+        record = self._record(worker)
+        worker.exit = exit_of(worker, status, assignment=self._assignment, record=record, sentence=sentence)
         worker.ended.set()
         if not self._stopping:
             self._on_exit(worker.exit)
 
-    def _report(self, worker: _Worker, status: int) -> WorkerExit:
-        code = os.waitstatus_to_exitcode(status)
-        said = _failure(worker.io, code)
-        if code != 0:
-            said = failure.led_by(self._ooms.sentence(), said)
-        record = self._record(worker)
-        assert self._assignment is not None  # set before any worker exists
-        return WorkerExit(
-            generation=self._assignment.generation,
-            attempt=self._assignment.attempt,
-            local_rank=worker.local_rank,
-            rank=worker.rank,
-            pid=worker.pid,
-            exit_code=code if code >= 0 else None,
-            signal=-code if code < 0 else None,
-            steps=record.steps if record else None,
-            saved_step=record.saved_step if record else None,
-            error=said.text,
-            error_digest=said.digest,
-            last_lines=_last_lines(worker.io),
-        )
-
-    def _record(self, worker: _Worker) -> Record | None:
+    def _record(self, worker: Worker) -> Record | None:
         return self._page.read(worker.local_rank) if self._page is not None else None
-
-    def _signal(self, pid: int, pid_start: int, number: int) -> None:
-        """Send a signal to exactly this process, never to a later one with its number."""
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return
-        except OSError:
-            fd = -1
-        try:
-            if start_time(pid) == pid_start:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    if fd >= 0:
-                        signal.pidfd_send_signal(fd, number)
-                    else:
-                        os.kill(pid, number)
-        finally:
-            if fd >= 0:
-                os.close(fd)
 
     async def _kill_all(self) -> tuple[int, tuple[str, ...]]:
         killed: set[tuple[int, int]] = set()
         deadline = time.monotonic() + KILL_S_MAX
         while True:
-            left = self._reaper.leftovers()
-            unreaped = [worker for worker in self._workers if worker.exit is None]
+            left = self._leftovers()
+            unreaped = [worker for worker in self._workers if worker.exit is None and not worker.stays]
             if not left and not unreaped:
                 return len(killed), ()
             for entry in left:
                 killed.add((entry.pid, entry.start))
-                self._signal(entry.pid, entry.start, signal.SIGKILL)
+                send_exactly(entry.pid, entry.start, signal.SIGKILL)
             if time.monotonic() > deadline:
                 return len(killed), tuple(proc.describe(entry) for entry in left)
             await asyncio.sleep(LOOK_S)
+
+    def _leftovers(self) -> list[proc.ProcessStat]:
+        return self._reaper.leftovers(keep=[worker.pid for worker in self._workers if worker.stays])
+
+    def _renew_page(self) -> ProgressPage:
+        """A new page, or the old one where a worker that stays has it mapped; forgets who is gone."""
+        if not any(worker.stays and worker.exit is None for worker in self._workers):
+            self._release()
+            self._page = ProgressPage(self._nproc)
+            return self._page
+        assert self._page is not None
+        staying = [worker for worker in self._workers if worker.stays and worker.exit is None]
+        for worker in self._workers:
+            if worker not in staying:
+                worker.io.close()
+                self._page.clear(worker.local_rank)
+        self._workers = staying
+        return self._page
 
     def _release(self) -> None:
         for worker in self._workers:
@@ -359,37 +392,3 @@ class Workers:
         if self._page is not None:
             self._page.close()
             self._page = None
-
-
-def _spawn_all(lines: list[list[str]], envs: list[dict[str, str]], streams: list[RankIO]) -> list[int]:
-    pids: list[int] = []
-    try:
-        for line, env, io in zip(lines, envs, streams, strict=True):
-            process = spawn(line, env, fds=(io.fds[0], io.fds[1], io.fds[2]))
-            pids.append(process.pid)
-            process.returncode = 0  # the reaper waits for it, not this object
-    except OSError:
-        for pid in pids:  # not reaped yet: the numbers are still theirs
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        raise
-    return pids
-
-
-def _failure(io: RankIO, code: int) -> failure.Failure:
-    if code <= 0:
-        # A signal says nothing itself; a traceback above its last lines is of something that was survived.
-        return failure.Failure() if code == 0 else failure.from_silence(io.text(Std.OUT), io.text(Std.ERR))
-    try:
-        with open(io.error_file, "rb") as file:
-            found = failure.from_error_file(file.read(failure.ERROR_FILE_BYTES_MAX))
-    except OSError:
-        found = None
-    if found is None:
-        found = failure.from_output(io.text(Std.ERR)) or failure.from_output(io.text(Std.OUT))
-    return found or failure.from_silence(io.text(Std.OUT), io.text(Std.ERR))
-
-
-def _last_lines(io: RankIO) -> str:
-    text = io.text(Std.ERR).strip("\n") or io.text(Std.OUT).strip("\n")
-    return text[-LAST_LINES_CHARS_MAX:]

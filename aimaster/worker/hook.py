@@ -80,6 +80,16 @@ def saved(step: int) -> None:
         _give_up(error)
 
 
+def renew() -> None:
+    """A new attempt begins in the same process: its steps count from 0. Never raises."""
+    if _writer is None or not _claimed:
+        return
+    try:
+        _writer.renew()
+    except Exception as error:  # noqa: BLE001 - never raises into training
+        _give_up(error)
+
+
 def _install(env: Mapping[str, str]) -> None:
     global _writer, _claimed, _handle, _module_list
     page = env.get("AIMASTER_PROGRESS_PAGE")

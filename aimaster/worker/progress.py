@@ -116,6 +116,10 @@ class ProgressPage:
                     return None
         return None
 
+    def clear(self, local_rank: int) -> None:
+        """Forget what an ended process has written, where its page is used on."""
+        os.pwrite(self._fd, bytes(RECORD_BYTES), local_rank * RECORD_BYTES)
+
     def close(self) -> None:
         """Unmap and close. May be called twice."""
         if self._fd >= 0:
@@ -197,6 +201,12 @@ class ProgressWriter:
         self._round.add(key)
         self._write(now)
         return self.steps
+
+    def renew(self) -> None:
+        """Begin a new attempt in the same process: nothing was stepped or saved yet."""
+        self.steps, self._saved_step, self._first_step_ns = 0, -1, 0
+        self._round.clear()
+        self.enter(Phase.STARTING)
 
     def saved(self, step: int) -> None:
         """Say the training's own step, as a checkpoint named it."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs import Run, free_port, script, start_run, until
+from tests.workers import run_agent
 
 OWN_WORLD = """
 import os, time
@@ -79,3 +80,113 @@ def test_a_killed_worker_restarts_its_node_and_the_other_node_goes_on(tmp_path: 
     # It continues from its own checkpoint, which lies apart from the other node's.
     assert all(int(told[-1]) >= 3 for told in again)
     assert sorted(path.name for path in (tmp_path / "ckpt").iterdir()) == ["node0", "node1"]
+
+
+LOOP = """
+import hashlib, os, time
+from pathlib import Path
+import torch, torch.distributed as dist
+import easyckpt
+from aimaster.worker import loop
+held = torch.randn(1000, generator=torch.Generator().manual_seed(os.getpid()))
+calls = 0
+def train():
+    global calls
+    calls += 1
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    with easyckpt.Checkpointer(os.environ["EASYCKPT_DIR"]) as ck:
+        state = {"model": model, "optimizer": optimizer}
+        step = ck.load(state) or 0
+        told = [os.environ[n] for n in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")]
+        memory = hashlib.sha256(held.numpy().tobytes()).hexdigest()[:8]
+        os.write(1, f"start {' '.join(told)} pid {os.getpid()} calls {calls} held {memory}\\n".encode())
+        while step < 400:
+            over = torch.tensor([float(Path("end").exists())])
+            dist.all_reduce(over)
+            if over:
+                break
+            torch.manual_seed(step + 1000 * dist.get_rank())
+            loss = model(torch.randn(4, 8)).pow(2).mean()
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
+            step += 1
+            ck.save(state, step=step)
+            if dist.get_rank() == 0:
+                os.write(1, f"step {step}\\n".encode())
+            if Path(f"fail{dist.get_rank()}").exists():
+                Path(f"fail{dist.get_rank()}").unlink()
+                raise ValueError("this rank's own mistake")
+            time.sleep(0.05)
+    dist.destroy_process_group()
+loop(train)
+"""
+
+
+@pytest.mark.slow
+def test_survivors_keep_their_process_and_memory(tmp_path: Path) -> None:
+    run = start_run(
+        tmp_path, "--nproc-per-node", "3", "--ckpt-dir", tmp_path / "ckpt", script(tmp_path, LOOP)
+    )
+    until(lambda: reached(run, 5), "five steps")
+    first = {told[0]: told for told in starts(run)}
+    os.kill(run.pids("worker", rank=0)[0], signal.SIGKILL)  # the one that holds the store
+    until(lambda: len(starts(run)) == 6, "all three train again")
+    second = {told[0]: told for told in starts(run)[3:]}
+    (tmp_path / "fail1").touch()
+    until(lambda: len(starts(run)) == 9, "and once more, after an exception")
+    third = {told[0]: told for told in starts(run)[6:]}
+    (tmp_path / "end").touch()
+    assert run.wait() == 0, run.stderr
+    assert {rank: told[2] for rank, told in third.items()} == {"0": "2", "1": "2", "2": "2"}
+    assert "this rank's own mistake" in run.stderr
+    # Fields from the pid on: process, calls of train in it, what it had in memory.
+    assert second["0"][4] != first["0"][4]
+    for rank in ("1", "2"):
+        assert second[rank][4:] == [*first[rank][4:6], "2", *first[rank][7:]]
+    assert third["0"][4:7] == [second["0"][4], "calls", "2"]
+    assert third["1"][4] != second["1"][4]
+    assert third["2"][4:7] == [first["2"][4], "calls", "3"]
+
+
+STAYS = """
+import os, sys, time
+import torch
+from aimaster.worker import loop
+calls = 0
+weight = torch.nn.Parameter(torch.zeros(1))
+weight.grad = torch.ones(1)
+optimizer = torch.optim.SGD([weight], 0.1)
+def train():
+    global calls
+    calls += 1
+    with open(f"{sys.argv[1]}/up", "a") as file:
+        file.write(f"{os.environ['RANK']} {os.getpid()} {calls}\\n")
+    while True:
+        optimizer.step()
+        time.sleep(0.01)
+loop(train) if os.environ["RANK"] == "0" else train()
+"""
+
+
+def test_a_worker_that_knows_nothing_of_loop_is_started_anew_beside_one_that_stays(tmp_path: Path) -> None:
+    actions: list[dict[str, object]] = [
+        {"start": {}},
+        {"steps": 1},
+        {"stop_but": 60.0},
+        {"start": {}},
+        {"steps": 1},
+        {"stop": 0.5},
+    ]
+    path = script(tmp_path, STAYS)
+    run = run_agent(
+        tmp_path / "agent", target=str(path), args=[str(tmp_path)], actions=actions, nproc=2, loop=True
+    )
+    before, after = run.seen[0]["start"]["pids"], run.seen[3]["start"]["pids"]
+    assert run.seen[2]["stop_but"]["stayed"] == 1
+    assert run.seen[2]["stop_but"]["unkillable"] == []
+    assert before[0] in after
+    assert before[1] not in after
+    ups = [line.split() for line in (tmp_path / "up").read_text().splitlines()]
+    assert sorted((rank, calls) for rank, _, calls in ups) == [("0", "1"), ("0", "2"), ("1", "1"), ("1", "1")]

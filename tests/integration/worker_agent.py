@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -39,6 +40,7 @@ class Scenario:
         run_dir = Path(spec["run_dir"])
         run_dir.mkdir(parents=True, exist_ok=True)
         self.reaper = Reaper(run_dir)
+        self.sockets = Path(tempfile.mkdtemp(prefix="loop-"))  # the path of a socket must be short
         stdio = spec.get("stdio", {})
         self.workers = Workers(
             ProgramConfig(
@@ -46,7 +48,13 @@ class Scenario:
                 target=spec["target"],
                 args=tuple(spec.get("args", ())),
             ),
-            NodeIdentity(job=JobId("job"), node=NodeId("node"), run_id="run", run_dir=run_dir),
+            NodeIdentity(
+                job=JobId("job"),
+                node=NodeId("node"),
+                run_id="run",
+                run_dir=run_dir,
+                loop_socket=self.sockets / "loop" if spec.get("loop") else None,
+            ),
             nproc=spec.get("nproc", 1),
             stdio=StdioConfig(
                 log_dir=Path(stdio["log_dir"]) if "log_dir" in stdio else None,
@@ -69,6 +77,7 @@ class Scenario:
         finally:
             await self.workers.stop(5.0)
             await self.workers.close()
+            self.sockets.rmdir()
             self.write()
 
     def write(self) -> None:
@@ -161,6 +170,10 @@ class Scenario:
     async def stop(self, grace_s: float) -> dict[str, Any]:
         """Stop the workers."""
         return asdict(await self.workers.stop(grace_s))
+
+    async def stop_but(self, meet_s: float) -> dict[str, Any]:
+        """Stop the workers but for those that can outlive their generation."""
+        return asdict(await self.workers.stop(0.5, meet_s=meet_s))
 
     async def last_lines(self, local_rank: int) -> str:
         """Last lines of a worker."""
