@@ -20,10 +20,13 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from aimaster.agent.spoken import say
 from aimaster.ids import Generation
 from aimaster.rpc.waiting import within
 
 LINE_BYTES_MAX = 64 * 1024
+WHY_CHARS_MAX = 120
+"""Of what made a worker come out, as people see it."""
 _UCRED = struct.Struct("3i")
 
 
@@ -116,7 +119,9 @@ class Loops:
         line = self._lines[pid] = _Line(writer)
         try:
             while text := await reader.readline():
-                if "left" in json.loads(text):
+                told = json.loads(text)
+                if "left" in told:
+                    say(f"a worker (pid {pid}) came out: {str(told['left'])[:WHY_CHARS_MAX]}")
                     line.left.set()
         except (OSError, ValueError):
             pass  # it died in the middle of a line, or speaks another language

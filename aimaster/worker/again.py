@@ -53,10 +53,6 @@ class GenerationOver(Exception):
     """Raised at an optimizer step when the agent has said that the generation is over. `loop` takes it."""
 
 
-class AgentLost(RuntimeError):
-    """The agent hung up while this rank waited for the next generation: there will be none."""
-
-
 def loop(train: Callable[[], T]) -> T:
     """Call `train`, and again after each failure of a peer.
 
@@ -72,7 +68,7 @@ def loop(train: Callable[[], T]) -> T:
 
     Raises:
         Exception: What `train` raises by its own fault.
-        AgentLost: The agent is gone while this rank waits.
+        RuntimeError: The agent hung up while this rank waited for the next generation.
     """
     meeting = _reach()
     if meeting is None:
@@ -137,7 +133,7 @@ class _Meeting:
         self._say({"left": why})
         env = self._starts.get()
         if env is None:
-            raise AgentLost("the agent of this node is gone; no generation follows")
+            raise RuntimeError("the agent of this node is gone; no generation follows")
         self._leaving.clear()
         os.environ.update(env)
 

@@ -18,8 +18,12 @@ BROAD_EXCEPTS: dict[str, tuple[int, str]] = {
         "imports other people's modules; the worker shows the error, if it does",
     ),
     "aimaster/cli/__init__.py": (1, "outer loop: an own bug ends with code 70 and a line that says so"),
+    "aimaster/worker/again.py": (
+        1,
+        "calls the training again after the end of a peer: raises all else, tells the agent what it was",
+    ),
     "aimaster/worker/hook.py": (
-        5,
+        6,
         "the hook in a training process: never raises into it, writes what it gave up",
     ),
     "easyckpt/cli/app.py": (1, "outer loop: an own error ends with the code of one"),
@@ -40,6 +44,7 @@ BROAD_EXCEPTS: dict[str, tuple[int, str]] = {
 FOREIGN_ERRORS: dict[str, str] = {
     "aimaster/agent/warm.py::Unfit": "an answer inside one module: the reason to start cold, shown by status",
     "aimaster/core/transitions.py::IllegalEvent": "the core may not import the tree; the shell records it",
+    "aimaster/worker/again.py::GenerationOver": "raised through the training to one place that takes it",
     "easyckpt/track.py::Changed": "an answer inside one module: the state is captured anew",
     "easyckpt/saver/holdings.py::SlotsBusy": "an answer inside the saver, which becomes a skipped save",
     "easyckpt/storage/trouble.py::RemoteTrouble": "inside the storage package, which maps it to the tree",

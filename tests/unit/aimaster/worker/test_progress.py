@@ -144,3 +144,25 @@ def test_nonsense_in_a_record_is_not_believed(page: ProgressPage) -> None:
     os.close(fd)
     with pytest.raises(ValueError, match="99"):
         decode(RECORD.pack(2, 1, 1, 0, -1, 0, 99, -1, 0, 0))
+
+
+def test_a_process_that_outlives_its_generation_counts_anew(
+    page: ProgressPage, writer: ProgressWriter
+) -> None:
+    for _ in range(3):
+        writer.beat("a")
+    writer.saved(41)
+    writer.renew()
+    record = page.read(1)
+    assert record is not None
+    assert (record.steps, record.saved_step, record.first_step_ns) == (0, None, 0)
+    assert record.phase is Phase.STARTING
+    assert writer.beat("a") == 1
+
+
+def test_a_record_that_was_cleared_is_free(page: ProgressPage, writer: ProgressWriter) -> None:
+    page.clear(1)
+    assert page.read(1) is None
+    other = ProgressWriter(page.path, local_rank=1, rank=6)
+    assert other.claim(training=False)
+    other.close()
