@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -37,6 +38,11 @@ class LogDirs:
         return str(self._config.log_dir) == os.devnull
 
     @property
+    def ours(self) -> bool:
+        """Whether the files lie in the run directory, where nobody looks for them once they were read."""
+        return self._root == self._run_dir / "logs"
+
+    @property
     def root(self) -> Path | None:
         """The folder of this run, once there is one."""
         return self._root
@@ -69,6 +75,13 @@ class LogDirs:
             stdout=folder / "stdout.log" if chosen & Std.OUT else None,
             stderr=folder / "stderr.log" if chosen & Std.ERR else None,
         )
+
+    def forget(self, files: RankFiles) -> None:
+        """Remove what one worker of an attempt left in the run directory, which must not grow by restarts."""
+        folder = files.error.parent
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # other workers of the attempt are still there
+            folder.parent.rmdir()
 
     def _make_root(self) -> Path:
         wanted = self._config.redirects.any or self._config.tee.any

@@ -35,6 +35,7 @@ OWNER_VARIABLE = "AIMASTER_OWNER"
 AGENT_MARK = "agent"
 WORKER_MARK = "worker"
 ORPHAN_GRACE_S = 10.0
+TRACED_LOOK_S = 0.1
 
 OnEnd = Callable[[int], None]
 """Called in the event loop with the wait status (see `os.waitstatus_to_exitcode`)."""
@@ -136,11 +137,15 @@ class Reaper:
             loop.call_soon_threadsafe(self._reap, pid)
 
     def _reap(self, pid: int) -> None:
-        on_end = self._watched.pop(pid, None)
         try:
-            _, status = os.waitpid(pid, 0)
+            done, status = os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:
             # Somebody else took its status; the only sign that is left is that it has ended.
-            status = 255 << 8
+            done, status = pid, 255 << 8
+        if done == 0:
+            # It has ended, but a debugger that traces it keeps it: to wait here would stop the agent.
+            asyncio.get_running_loop().call_later(TRACED_LOOK_S, self._reap, pid)
+            return
+        on_end = self._watched.pop(pid, None)
         if on_end is not None:
             on_end(status)

@@ -199,6 +199,8 @@ class Stdio:
     ) -> RankIO:
         files = self.log_dirs.rank(folder, local_rank)
         io = RankIO(files)
+        if self.log_dirs.ours:
+            io.at_end(lambda: self.log_dirs.forget(files))
         try:
             io.fds.append(_stdin())
             shared: int | None = None

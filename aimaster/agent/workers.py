@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from aimaster.agent import asking, proc
 from aimaster.agent import assignment as words
-from aimaster.agent import proc
 from aimaster.agent.assignment import Assignment, NodeIdentity
 from aimaster.agent.kill import send_exactly
 from aimaster.agent.loops import Loops
@@ -91,10 +91,7 @@ class Workers:
             wanted=warm,
         )
         self._workers: list[Worker] = []
-        self._loops = Loops(
-            identity.loop_socket,
-            known=self._is_worker,
-        )
+        self._loops = Loops(identity.loop_socket, known=self._is_worker)
         self._assignment: Assignment | None = None
         self._page: ProgressPage | None = None
         self._world = ToldWorld()
@@ -364,7 +361,8 @@ class Workers:
                 killed.add((entry.pid, entry.start))
                 send_exactly(entry.pid, entry.start, signal.SIGKILL)
             if time.monotonic() > deadline:
-                return len(killed), tuple(proc.describe(entry) for entry in left)
+                kept = (f"pid {worker.pid} (ended; a debugger keeps it)" for worker in unreaped)
+                return len(killed), tuple(proc.describe(entry) for entry in left) or tuple(kept)
             await asyncio.sleep(LOOK_S)
 
     def _leftovers(self) -> list[proc.ProcessStat]:
@@ -372,15 +370,15 @@ class Workers:
 
     def _renew_page(self) -> ProgressPage:
         """A new page, or the old one where a worker that stays has it mapped; forgets who is gone."""
-        if not any(worker.stays and worker.exit is None for worker in self._workers):
+        staying = [worker for worker in self._workers if worker.stays and worker.exit is None]
+        if not staying or self._page is None:
             self._release()
             self._page = ProgressPage(self._nproc)
             return self._page
-        assert self._page is not None
-        staying = [worker for worker in self._workers if worker.stays and worker.exit is None]
         for worker in self._workers:
             if worker not in staying:
                 worker.io.close()
+                self._forget(worker.local_rank)
                 self._page.clear(worker.local_rank)
         self._workers = staying
         return self._page
@@ -390,5 +388,13 @@ class Workers:
             worker.io.close()
         self._workers = []
         if self._page is not None:
+            for index in range(self._page.records):
+                self._forget(index)
             self._page.close()
             self._page = None
+
+    def _forget(self, local_rank: int) -> None:
+        """Remove what a rank that has ended left for our questions."""
+        record = self._page.read(local_rank) if self._page is not None else None
+        if record is not None:
+            asking.forget(self._identity.run_dir, record.pid)

@@ -301,3 +301,39 @@ def test_ranks_of_a_command_are_seen_by_the_hook(tmp_path: Path) -> None:
     )
     assert [(entry["local_rank"], entry["rank"]) for entry in run.seen[2]["steps"]] == [(0, 4), (1, 5)]
     assert run.seen[3]["stop"]["unkillable"] == []
+
+
+TRACE = """
+import ctypes, sys, time
+SEIZE = 0x4206
+if ctypes.CDLL(None, use_errno=True).ptrace(SEIZE, int(sys.argv[1]), None, None) != 0:
+    sys.exit(1)
+print("traced", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_worker_that_a_debugger_keeps_is_named_and_the_agent_goes_on(tmp_path: Path) -> None:
+    """A traced process that was killed stays until its tracer has looked: the nearest thing to one that hangs
+    in the kernel."""
+    script = tmp_path / "sleep.py"
+    script.write_text("import time\ntime.sleep(600)\n")
+    tracer = tmp_path / "trace.py"
+    tracer.write_text(TRACE)
+    actions: list[dict[str, Any]] = [
+        {"start": {}},
+        {"trace": [sys.executable, str(tracer)]},
+        {"kill_s_max": 0.5},
+        {"stop": 0.1},
+        {"end_helper": None},
+        {"kill_s_max": DEADLINE_S},
+        {"stop": 0.1},
+        {"start": {}},
+        {"stop": 0.1},
+    ]
+    run = run_agent(tmp_path / "agent", target=str(script), warm=False, actions=actions)
+    pid = run.seen[0]["start"]["pids"][0]
+    assert [str(pid) in what for what in run.seen[3]["stop"]["unkillable"]] == [True]
+    assert run.seen[4]["end_helper"] is True
+    assert run.seen[6]["stop"]["unkillable"] == []
+    assert run.seen[8]["stop"]["unkillable"] == []

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from aimaster.agent import workers
 from aimaster.agent.assignment import Assignment, NodeIdentity
 from aimaster.agent.ports import HeldPort
 from aimaster.agent.reaper import Reaper
@@ -174,6 +175,17 @@ class Scenario:
     async def stop_but(self, meet_s: float) -> dict[str, Any]:
         """Stop the workers but for those that can outlive their generation."""
         return asdict(await self.workers.stop(0.5, meet_s=meet_s))
+
+    async def kill_s_max(self, seconds: float) -> None:
+        """From now on call a process unkillable after so long."""
+        workers.KILL_S_MAX = seconds
+
+    async def trace(self, argv: list[str]) -> None:
+        """Let another process trace the first worker; it says so by a line."""
+        pid = next(e.pid for e in self.workers.processes() if e.role.value == "worker")
+        self._helper = await asyncio.create_subprocess_exec(*argv, str(pid), stdout=asyncio.subprocess.PIPE)
+        assert self._helper.stdout is not None
+        assert await asyncio.wait_for(self._helper.stdout.readline(), DEADLINE_S) == b"traced\n"
 
     async def last_lines(self, local_rank: int) -> str:
         """Last lines of a worker."""
