@@ -150,6 +150,7 @@ class Checkpointer:
         index = self._loads
         self._loads += 1
         wanted = None if step is None else _step(step)
+        begin_s = time.monotonic()
         found = resume(link, state, index=index, step=wanted, strict=strict, only=Selection(only))
         self._continuing = True
         self.restored_from = None if found is None else found.tier
@@ -157,7 +158,9 @@ class Checkpointer:
             return None
         if found.body_bytes:
             self._stager.prepare(link, found.body_bytes)
-        _LOG.info("resumed from step %d (%s)", found.step, found.tier)
+        took_s = time.monotonic() - begin_s
+        size = f": {found.body_bytes / 1e9:.3g} GB in {took_s:.2f} s" if found.body_bytes else ""
+        _LOG.info("resumed from step %d (%s)%s", found.step, found.tier, size)
         return found.step
 
     def save(

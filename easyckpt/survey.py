@@ -65,7 +65,6 @@ __all__ = [
 
 MANIFESTS_MAX = 100_000
 """More in one folder is not a run whose retention works."""
-
 LOOKS_MAX = 5
 """How often a listing is taken anew that retention has overtaken."""
 
@@ -255,24 +254,25 @@ def visible_steps(storage: Storage) -> tuple[VisibleStep, ...]:
 def survey(storage: Storage) -> Survey:
     """Read all index files above the fragments and decide what is offered.
 
-    A damaged manifest or record never hides the others: it is reported in the result.
+    A damaged manifest or record hides no others: it is reported in the result.
 
     Raises:
         CheckpointFault: the folder's own record is damaged.
         StorageError: the storage refuses as a whole.
     """
+    before = None
     for _ in range(LOOKS_MAX):
         found, vanished = _look(storage)
         taken_back = any(step.reason is HiddenReason.TAKEN_BACK for step in found.hidden)
-        if found.visible or not (vanished or taken_back):
-            break  # else all that was listed has been taken back for something newer meanwhile
+        if found.visible or not (vanished or taken_back) or found == before:
+            break  # else all that was listed may have been taken back for something newer meanwhile
+        before = found
     return found
 
 
 def _look(storage: Storage) -> tuple[Survey, bool]:
     """The result of one look, and whether a manifest was gone before it could be read."""
-    root = read_root(storage)
-    troubles: list[Trouble] = []
+    root, troubles = read_root(storage), list[Trouble]()
     manifests, unusable, vanished = _read_manifests(storage, root, troubles)
     lives = read_lives(storage, root, manifests=manifests, troubles=troubles)
     tombstones = _read_tombstones(storage, root, troubles)

@@ -15,6 +15,7 @@ import gc
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,6 +32,7 @@ from easyckpt.overlap.pace import Pace
 from easyckpt.overlap.plan import CopyPlan, Piece
 from easyckpt.overlap.touch import PageTable
 from easyckpt.overlap.witness import Verify, Witness, make_witness
+from easyckpt.rates import RateLog
 from easyckpt.saver.protocol import StageInfo
 from easyckpt.snapshot import as_bytes, fit_layout, fits_plain, write_frame, write_plain
 from easyckpt.state import Capture
@@ -57,6 +59,7 @@ class Stager:
     def __init__(self, *, overlap: bool | None = None, verify: Verify = "sample") -> None:
         self._verify: Verify = verify
         self._pace = Pace(overlap)
+        self._rates = RateLog("copied into memory", _LOG)
         self._pid = os.getpid()
         self._tracker = Tracker()
         self._thread = CopyThread()
@@ -168,8 +171,10 @@ class Stager:
         if plan.later_bytes > INLINE_BYTES_MAX:
             self._pace.saved(overlapped=overlaps)
         if not overlaps:
+            begin_s = time.thread_time()
             for piece in pieces:
                 piece()
+            self._note_rate(plan, time.thread_time() - begin_s, how="at once")
             return None
         witness.take()
         changed: list[str] = []
@@ -179,10 +184,15 @@ class Stager:
 
         def finish(job: Job, error: Exception | None) -> None:
             self._pace.copied(job.copy_s)
+            self._note_rate(plan, job.copy_s, how="behind the next step")
             self._finish(link, step, digest=layout.digest, error=error, changed=tuple(changed))
             fence.leave(job)
 
         return Job(pieces, prove=prove, finish=finish)
+
+    def _note_rate(self, plan: CopyPlan, copy_s: float, *, how: str) -> None:
+        if plan.later_bytes > INLINE_BYTES_MAX:
+            self._rates.note(plan.later_bytes, copy_s, how=f"{how}, per processor second, not pinned")
 
     def _begin(self, job: Job) -> None:
         fence.enter(job)

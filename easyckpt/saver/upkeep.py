@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from functools import partial
 
 from easyckpt.digest import BodyDigest, prefix_digest
 from easyckpt.errors import EasyckptError, IncompleteCheckpoint
 from easyckpt.manifest import FragmentRef
+from easyckpt.rates import RateLog
 from easyckpt.saver.commits import Threads
 from easyckpt.saver.disk import Layouts, Life, Vault, encode_ref, layout_head
 from easyckpt.saver.holdings import Holdings, Piece
@@ -62,6 +64,8 @@ class Upkeep:
         """Steps that a peer must not overwrite."""
         self.ranks_by_node: tuple[tuple[int, ...], ...] = ()
         self._layouts = Layouts()
+        self._to_storage = RateLog("written to storage", _LOG)
+        self._to_peer = RateLog("copied to the peer", _LOG)
 
     def know(self, members: Members) -> None:
         """Everyone is here."""
@@ -123,6 +127,7 @@ class Upkeep:
         try:
             await self.ready.wait()
             neighbour = self.addresses[(self._begin.node_rank + 1) % self._begin.nodes]
+            begin_s = time.monotonic()
             await put(
                 self._dialer,
                 neighbour,
@@ -130,6 +135,7 @@ class Upkeep:
                 generation=self._begin.generation,
                 protect=self.protect,
             )
+            self._to_peer.note(piece.body_bytes, time.monotonic() - begin_s, how="a rank")
             error = ""
         except EasyckptError as trouble:
             error = str(trouble)
@@ -176,9 +182,13 @@ class Upkeep:
                 step=order.key.step,
                 shares=order.shares,
             )
+            begin_s = time.monotonic()
             running = asyncio.get_running_loop().run_in_executor(self._threads.storage, work)
             try:
-                return await asyncio.shield(running)
+                written = await asyncio.shield(running)
             except asyncio.CancelledError:
                 await asyncio.wait({running})  # the thread reads the slots until it is done
                 raise
+        count = sum(piece.body_bytes for piece in pieces)
+        self._to_storage.note(count, time.monotonic() - begin_s, how=f"ranks of this node: {len(pieces)}")
+        return written
