@@ -7,10 +7,12 @@ process, a hardened kernel) is left out, and `Counters` says how many processes 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aimaster.agent import proc
+from aimaster.core.sights import Effort
 
 TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 THREADS_MAX = 512
@@ -82,6 +84,16 @@ def read_tree(root: int, below: Iterable[int]) -> Counters | None:
         stopped=first[0] == "T",
         traced=traced,
     )
+
+
+def effort(pid: int) -> Effort | None:
+    """What the main thread of a process has done so far; None where the kernel does not count it."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/schedstat", "rb") as file:
+            running_ns, waiting_ns, _ = map(int, file.read().split())
+    except (OSError, ValueError):
+        return None
+    return Effort(at_s=time.monotonic(), awake_s=(running_ns + waiting_ns) / 1e9, running_s=running_ns / 1e9)
 
 
 def threads(pid: int) -> list[Thread]:

@@ -40,6 +40,7 @@ def look_out(config: RunConfig, env: Mapping[str, str], spy: Spy) -> Outlook:
         "processes": "",
         "threads": "" if counters.threads(os.getpid()) else "threads (no /proc/PID/task)",
         "stacks": _no_stacks(spy),
+        "slow ranks": "" if counters.effort(os.getpid()) else "slow ranks (no /proc/PID/task/TID/schedstat)",
         "kernel log": "the kernel's log",  # read by the node check alone
     }
     if os.path.exists("/dev/nvidiactl"):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aimaster.agent import proc
+from aimaster.agent import counters, proc
 from aimaster.core.sights import WorkerPhase
 from aimaster.rpc.messages import RankProgress
 from aimaster.worker.progress import Record, start_time
@@ -80,4 +80,5 @@ def progress_of(state: RankState) -> RankProgress:
         steps=record.steps,
         saved_step=record.saved_step,
         age_s=max(0.0, (time.monotonic_ns() - record.beat_ns) / 1e9),
+        effort=None if state.ended else counters.effort(state.pid),
     )

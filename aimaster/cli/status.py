@@ -20,7 +20,7 @@ from aimaster.errors import AimasterError, CredentialsMissing, MasterUnreachable
 from aimaster.ids import JobId, is_valid_id
 from aimaster.rpc.messages import ProcessInfo, Role
 from aimaster.rpc.security import Credentials, load_secret
-from aimaster.rpc.status import HangStatus, IncidentStatus, JobStatus, NodeStatus, fetch_status
+from aimaster.rpc.status import HangStatus, IncidentStatus, JobStatus, NodeStatus, SlowStatus, fetch_status
 from aimaster.rpc.transport import Endpoint
 
 __all__ = ["Wanted", "picture", "show"]
@@ -114,6 +114,7 @@ def from_master(status: JobStatus) -> Plain:
         "master": {"pid": status.master.pid, "node": status.master_node, "epoch": status.epoch},
         "software": status.software,
         "hang": _hang(status.hang),
+        "slow": _slow(status.slow),
         "processes": _processes(status),
         "nodes": [_node(node) for node in status.nodes],
         "budgets": [
@@ -141,6 +142,7 @@ def from_run_dirs(places: tuple[Place, ...], trouble: AimasterError | None) -> P
         "master": None,
         "software": None,
         "hang": None,
+        "slow": None,
         "processes": processes,
         "nodes": [{"node": place.node, "state": "unknown", "run_dir": str(place.path)} for place in places],
         "budgets": [],
@@ -197,6 +199,19 @@ def _hang(hang: HangStatus) -> Plain:
         "busy_s": hang.busy_s,
         "exit_s": hang.exit_s,
         "step_time_s": hang.step_time_s,
+    }
+
+
+def _slow(slow: SlowStatus | None) -> Plain | None:
+    """For whom the others wait, in shares of the time; null where for nobody."""
+    if slow is None:
+        return None
+    return {
+        "node": slow.node,
+        "ranks": list(slow.ranks),
+        "awake": slow.awake,
+        "running": slow.running,
+        "others_awake": slow.others_awake,
     }
 
 

@@ -67,6 +67,8 @@ def _head(picture: Plain) -> list[str]:
     lines.append(f"master: pid {master['pid']} {where}, life {master['epoch']}")
     if picture.get("hang"):
         lines.append(_hang(picture["hang"]))
+    if picture.get("slow"):
+        lines.append(_slow(picture["slow"]))
     return lines
 
 
@@ -84,6 +86,16 @@ def _hang(hang: Plain) -> str:
         f"{hang['stuck_s']:.0f} s where waiting cannot end, {busy}"
     )
     return f"{line}; no verdict now: {hang['blind']}" if hang["blind"] else line
+
+
+def _slow(slow: Plain) -> str:
+    """For whom the others wait, in one line."""
+    starved = slow["awake"] - slow["running"]
+    return (
+        f"slow: the others wait for {'ranks' if len(slow['ranks']) > 1 else 'rank'} "
+        f"{', '.join(map(str, slow['ranks']))} on {slow['node']}, busy {slow['awake']:.0%} of the time "
+        f"({starved:.0%} waiting for a processor), the others {slow['others_awake']:.0%}"
+    )
 
 
 def _node_row(node: Plain) -> list[str]:

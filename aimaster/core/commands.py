@@ -32,6 +32,8 @@ class Reason(Enum):
     WORKER_FAILED = "worker_failed"
     WORKERS_HUNG = "workers_hung"
     EXIT_HUNG = "exit_hung"
+    RANK_SLOW = "rank_slow"
+    RANK_SLOW_NO_MORE = "rank_slow_no_more"
     NODE_SUSPECT = "node_suspect"
     NODE_HEARD_AGAIN = "node_heard_again"
     NODE_LOST = "node_lost"

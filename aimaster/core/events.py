@@ -246,6 +246,23 @@ class WorkersHung(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankSlow(Event):
+    """The others wait for these ranks, or do so no more. Found out by the master itself."""
+
+    generation: Generation
+    node: NodeId
+    ranks: tuple[int, ...]
+    """One rank, or those of a node that are slow together."""
+    awake: float
+    """Share of the time that their main threads ran or wanted to."""
+    running: float
+    """Share of the time that they ran: what is missing to `awake`, they waited for a processor."""
+    others_awake: float
+    """Median over the others."""
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Restored(NodeEvent):
     """A rank loaded a checkpoint."""
 

@@ -13,6 +13,7 @@ from aimaster.core.commands import Reason
 from aimaster.core.events import (
     FirstStepDone,
     HangKind,
+    RankSlow,
     Restored,
     StepCommitted,
     Tier,
@@ -107,6 +108,23 @@ def hung(turn: Turn, event: WorkersHung) -> None:
         gen.end_job(turn, EXIT_USER_ERROR, Reason.EXIT_HUNG)
         return
     gen.broken(turn, Reason.WORKERS_HUNG, cause=Cause.WORKERS_HUNG, node=event.node, step=event.step)
+
+
+def slow(turn: Turn, event: RankSlow) -> None:
+    """The others wait for somebody: said, and nothing done about it; a restart would cost more."""
+    if event.generation != turn.job.generation:
+        turn.say(Reason.STALE, event="RankSlow", generation=turn.job.generation)
+    elif event.over:
+        turn.say(Reason.RANK_SLOW_NO_MORE, ranks=ranges(event.ranks), node=event.node)
+    else:
+        turn.say(
+            Reason.RANK_SLOW,
+            ranks=ranges(event.ranks),
+            node=event.node,
+            awake=event.awake,
+            starved=round(max(0.0, event.awake - event.running), 3) or None,
+            others_awake=event.others_awake,
+        )
 
 
 def _finished(turn: Turn, node: NodeRecord, event: WorkerExited) -> None:

@@ -42,6 +42,14 @@ _TEMPLATES: Mapping[Reason, tuple[str, ...]] = {
     Reason.EXIT_HUNG: (
         "all other ranks have finished, and rank {culprits} has done nothing for {stalled_s} s",
     ),
+    Reason.RANK_SLOW: (
+        "the others wait for rank {ranks}",
+        " on {node}",
+        ": busy {awake} of the time",
+        ", {starved} of it waiting for a processor",
+        " (others {others_awake})",
+    ),
+    Reason.RANK_SLOW_NO_MORE: ("the others do not wait for rank {ranks} any more",),
     Reason.NODE_SUSPECT: ("node {node} is silent", " for {silent_s} s"),
     Reason.NODE_HEARD_AGAIN: ("node {node} is heard again",),
     Reason.NODE_LOST: ("node {node} is lost", ", silent for {silent_s} s"),

@@ -82,6 +82,24 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """What the kernel has counted for a rank's main thread since it began; see `aimaster.core.slowrank`."""
+
+    at_s: float
+    """When, on the node's monotonic clock."""
+    awake_s: float
+    """How long it ran, or wanted to run and was not let."""
+    running_s: float
+    """How long it ran."""
+
+    def __post_init__(self) -> None:
+        for name in ("at_s", "awake_s", "running_s"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name} must be finite and not negative, got {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
     """One rank of one node, as a heartbeat tells it."""
 

@@ -70,6 +70,12 @@ def _families(status: JobStatus) -> Iterator[tuple[str, str, str, Samples]]:
         "0.99 quantile of the time between steps.",
         _one(status.hang.step_time_s or None),
     )
+    yield (
+        "aimaster_slow_ranks",
+        "gauge",
+        "Ranks that the others wait for.",
+        _one(len(status.slow.ranks) if status.slow else 0),
+    )
     yield "aimaster_incidents_total", "counter", "Incidents so far.", _one(newest.number if newest else 0)
     yield (
         "aimaster_incident_open",

@@ -42,6 +42,7 @@ from aimaster.master.ledger import Ledger, Outcome
 from aimaster.master.options import MasterOptions
 from aimaster.master.picture import draw
 from aimaster.master.recovery import Standing
+from aimaster.master.slow import Slowness
 from aimaster.master.table import NodeTable
 from aimaster.master.timers import Timers
 from aimaster.rpc import limits
@@ -74,6 +75,7 @@ class MasterService:
         self._clock = standing.clock
         self._detector = Detector(options.detector)
         self._hangs = Hangs(options.hang, standing.machine.state)
+        self._slowness = Slowness(standing.machine.state)
         self._table = NodeTable()
         self._held = HeldCommits()
         self._ledger = Ledger(standing, carry_out=self._carry_out)
@@ -187,6 +189,7 @@ class MasterService:
             self._ledger.put(recovered)
         self._table.beat(identity, beat, now=now)
         self._hangs.take(identity, beat, now)
+        self._slowness.take(identity, beat)
 
     def disconnected(self, identity: Identity) -> None:
         """A second witness for the detector, no verdict."""
@@ -210,7 +213,7 @@ class MasterService:
             incidents=self._standing.incidents.told(),
             moment=(self._clock.now(), self._ledger.trouble),
         )
-        return replace(status, hang=self._hangs.status())
+        return replace(status, hang=self._hangs.status(), slow=self._slowness.status())
 
     async def _check_declaration(self, identity: Identity, hello: Hello) -> Refused | None:
         said = JobDeclared(
@@ -294,13 +297,12 @@ class MasterService:
             await asyncio.sleep(TICK_S)
             now = self._clock.now()
             verdicts = self._detector.scan(now, late_s=max(0.0, now - planned))
-            hung = self._hangs.scan(now)
-            if verdicts or hung or self._held.due(now):
+            seen = (self._hangs.scan(now), self._slowness.scan())
+            findings = [found for found in seen if found is not None]
+            if verdicts or findings or self._held.due(now):
                 self._queue_commits()
-            for event in verdicts:
+            for event in (*verdicts, *findings):
                 self._ledger.put(event)
-            if hung is not None:
-                self._ledger.put(hung)
 
     async def _give_grace(self) -> None:
         """Begin to watch, later, the nodes that an earlier life knew and that have not come back."""

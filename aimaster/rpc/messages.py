@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from aimaster.core.events import AgentPhase, RestartScope
-from aimaster.core.sights import Sight, WorkerPhase
+from aimaster.core.sights import Effort, Sight, WorkerPhase
 from aimaster.ids import NO_GENERATION, Generation, Incarnation, JobId, NodeId
 from aimaster.rpc import limits
 
@@ -95,6 +95,8 @@ class RankProgress:
     """Since the worker last wrote, by the node's monotonic clock."""
     sight: Sight | None = None
     """None where nobody looks."""
+    effort: Effort | None = None
+    """None where the kernel does not tell."""
 
     def __post_init__(self) -> None:
         _check_range("local_rank", self.local_rank, 0, limits.RANKS_PER_NODE_MAX - 1)

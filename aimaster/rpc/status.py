@@ -111,6 +111,19 @@ NOBODY_LOOKS = HangStatus(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlowStatus:
+    """For whom the other ranks wait, in shares of the time; see `aimaster.core.slowrank`."""
+
+    node: NodeId
+    ranks: tuple[int, ...]
+    awake: float
+    """Their main threads ran or wanted to."""
+    running: float
+    others_awake: float
+    """Median over the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
     """One job at one moment."""
 
@@ -135,6 +148,7 @@ class JobStatus:
     """Lives of the master so far."""
     software: str
     hang: HangStatus = NOBODY_LOOKS
+    slow: SlowStatus | None = None
 
 
 def encode_status(status: JobStatus) -> bytes:
@@ -159,6 +173,7 @@ def encode_status(status: JobStatus) -> bytes:
         epoch=status.epoch,
         software=status.software,
         hang=_hang_to_wire(status.hang),
+        slow=None if status.slow is None else _slow_to_wire(status.slow),
     )
     data: bytes = wire.SerializeToString()
     return data
@@ -197,6 +212,7 @@ def decode_status(data: bytes) -> JobStatus:
         epoch=checked("epoch", wire.epoch, high=limits.INT63_MAX),
         software=checked_text("software", wire.software),
         hang=_hang_from_wire(wire.hang),
+        slow=_slow_from_wire(wire.slow) if wire.HasField("slow") else None,
     )
 
 
@@ -323,6 +339,26 @@ def _hang_to_wire(hang: HangStatus) -> Wire:
         busy_s=hang.busy_s or 0.0,
         exit_s=hang.exit_s,
         step_time_s=hang.step_time_s,
+    )
+
+
+def _slow_to_wire(slow: SlowStatus) -> Wire:
+    return contract.SlowStatus(
+        node_id=slow.node,
+        ranks=slow.ranks,
+        awake=slow.awake,
+        running=slow.running,
+        others_awake=slow.others_awake,
+    )
+
+
+def _slow_from_wire(wire: Wire) -> SlowStatus:
+    return SlowStatus(
+        node=NodeId(checked_text("slow.node_id", wire.node_id)),
+        ranks=tuple(wire.ranks),
+        awake=_finite("slow.awake", wire.awake),
+        running=_finite("slow.running", wire.running),
+        others_awake=_finite("slow.others_awake", wire.others_awake),
     )
 
 

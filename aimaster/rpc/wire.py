@@ -14,7 +14,15 @@ from typing import Any, Generic, TypeVar
 from google.protobuf.message import DecodeError
 
 from aimaster.core.events import AgentPhase, StopKind, Tier
-from aimaster.core.sights import COLLECTIVE_CHARS_MAX, WHERE_CHARS_MAX, Activity, Sight, Wait, WorkerPhase
+from aimaster.core.sights import (
+    COLLECTIVE_CHARS_MAX,
+    WHERE_CHARS_MAX,
+    Activity,
+    Effort,
+    Sight,
+    Wait,
+    WorkerPhase,
+)
 from aimaster.errors import BadMessage
 from aimaster.ids import Generation, Incarnation, JobId, NodeId, is_valid_id
 from aimaster.rpc import limits
@@ -191,7 +199,16 @@ def progress_to_wire(progress: RankProgress) -> Wire:
     )
     if progress.sight is not None:
         wire.sight.CopyFrom(_sight_to_wire(progress.sight))
+    effort = progress.effort
+    if effort is not None:
+        told = contract.Effort(at_s=effort.at_s, awake_s=effort.awake_s, running_s=effort.running_s)
+        wire.effort.CopyFrom(told)
     return wire
+
+
+def _effort_from_wire(wire: Wire) -> Effort:
+    effort: Effort = made("Effort", Effort, at_s=wire.at_s, awake_s=wire.awake_s, running_s=wire.running_s)
+    return effort
 
 
 def _sight_to_wire(sight: Sight) -> Wire:
@@ -237,6 +254,7 @@ def progress_from_wire(wires: Wire) -> tuple[RankProgress, ...]:
             saved_step=or_none("progress.saved_step", wire.saved_step, high=limits.INT63_MAX),
             age_s=wire.age_s,
             sight=_sight_from_wire(wire.sight) if wire.HasField("sight") else None,
+            effort=_effort_from_wire(wire.effort) if wire.HasField("effort") else None,
         )
         for wire in wires
     )

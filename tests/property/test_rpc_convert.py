@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from aimaster.core import commands, events
 from aimaster.core.commands import Reason
 from aimaster.core.events import AgentPhase, RestartScope, StopKind, Tier
+from aimaster.core.sights import Effort
 from aimaster.errors import BadMessage
 from aimaster.ids import Generation, Incarnation, JobId, NodeId
 from aimaster.rpc import limits
@@ -44,6 +45,7 @@ from aimaster.rpc.status import (
     IncidentStatus,
     JobStatus,
     NodeStatus,
+    SlowStatus,
     decode_status,
     encode_status,
 )
@@ -88,6 +90,7 @@ progress = st.lists(
         steps=counts,
         saved_step=maybe(counts),
         age_s=seconds,
+        effort=maybe(st.builds(Effort, at_s=seconds, awake_s=seconds, running_s=seconds)),
     ),
     max_size=4,
 ).map(tuple)
@@ -281,6 +284,16 @@ job_statuses = st.builds(
     waiting_for=texts,
     epoch=counts,
     software=texts,
+    slow=maybe(
+        st.builds(
+            SlowStatus,
+            node=ids.map(NodeId),
+            ranks=st.lists(ranks, max_size=3).map(tuple),
+            awake=seconds,
+            running=seconds,
+            others_awake=seconds,
+        )
+    ),
 )
 
 

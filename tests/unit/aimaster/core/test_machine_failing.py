@@ -12,6 +12,7 @@ from aimaster.core.events import (
     HangKind,
     NodePrepared,
     NodeSuspected,
+    RankSlow,
     StepCommitted,
     StopKind,
     Tier,
@@ -20,6 +21,7 @@ from aimaster.core.events import (
     WorkersHung,
 )
 from aimaster.core.policy import EXIT_BUDGET, EXIT_USER_ERROR, Budget, Cause, Policy, Timeouts
+from aimaster.core.sentences import sentence
 from aimaster.core.state import JobPhase, NodeState
 from aimaster.ids import Generation, NodeId
 from tests.unit.aimaster.core.play import Play, of, told_to_end, told_to_prepare, told_to_start
@@ -371,3 +373,28 @@ def test_a_script_that_hangs_at_its_exit_is_not_started_again() -> None:
     assert decision.reason is Reason.EXIT_HUNG
     assert set(told_to_end(decision).values()) == {EXIT_USER_ERROR}
     assert "all other ranks have finished" in play.view().sentence
+
+
+def test_a_slow_rank_is_said_and_nothing_is_done() -> None:
+    play = Play((2, 2))
+    play.run("a", "b")
+    before = play.machine.digest()
+    slow = RankSlow(
+        generation=play.view().generation, node=NodeId("b"), ranks=(1,),
+        awake=0.9, running=0.6, others_awake=0.5,
+    )  # fmt: skip
+    said = [
+        play.tell(event)
+        for event in (slow, replace(slow, over=True), replace(slow, generation=Generation(9)))
+    ]
+    assert [decision.reason for decision in said] == [
+        Reason.RANK_SLOW,
+        Reason.RANK_SLOW_NO_MORE,
+        Reason.STALE,
+    ]
+    assert not any(decision.commands for decision in said)
+    assert play.machine.digest() == before
+    assert sentence(Reason.RANK_SLOW, said[0].facts) == (
+        "the others wait for rank 1 on b: busy 0.9 of the time, 0.3 of it waiting for a processor"
+        " (others 0.5)"
+    )
