@@ -16,17 +16,21 @@ import json
 import os
 import socket
 import struct
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from aimaster.agent.counters import Counters, read_tree
 from aimaster.agent.spoken import say
 from aimaster.ids import Generation
-from aimaster.rpc.waiting import within
 
 LINE_BYTES_MAX = 64 * 1024
 WHY_CHARS_MAX = 120
 """Of what made a worker come out, as people see it."""
+STILL_S_MAX = 3.0
+"""A worker that uses no processor and moves no byte for so long will not come out by itself."""
+LOOK_S = 0.25
 _UCRED = struct.Struct("3i")
 
 
@@ -77,14 +81,32 @@ class Loops:
         return line is not None and not line.gone and line.left.is_set()
 
     async def leave(self, pids: Collection[int], generation: Generation, *, within_s: float) -> None:
-        """Tell workers that their generation is over, and wait for those that can leave it alive."""
-        there = [self._lines[pid] for pid in pids if pid in self._lines and not self._lines[pid].gone]
-        for line in there:
-            if not line.left.is_set():
+        """Tell workers that their generation is over, and wait for those that can leave it alive.
+
+        Not all of `within_s` where those that are still awaited do nothing at all, `STILL_S_MAX` long: gloo
+        sometimes misses that all of its sockets are closed (torch 2.13: one wait in some hundred).
+        """
+        waits: dict[asyncio.Future[bool], int] = {}
+        for pid, line in self._lines.items():
+            if pid in pids and not line.left.is_set():
                 self._say(line, {"leave": generation})
-        if there:
-            with contextlib.suppress(asyncio.TimeoutError):
-                await within(within_s, asyncio.gather(*(line.left.wait() for line in there)))
+                waits[asyncio.ensure_future(line.left.wait())] = pid
+        deadline = moved_s = time.monotonic()
+        deadline += within_s
+        before: dict[int, Counters | None] = {}
+        while waits and time.monotonic() < min(deadline, moved_s + STILL_S_MAX):
+            left_s = deadline - time.monotonic()
+            done, _ = await asyncio.wait(waits, timeout=min(LOOK_S, max(0.0, left_s)))
+            for wait in done:
+                del waits[wait]
+            seen = {pid: read_tree(pid, ()) for pid in waits.values()}
+            if done or any(
+                one is None or one.runnable or one != before.get(pid) for pid, one in seen.items()
+            ):
+                moved_s = time.monotonic()
+            before = seen
+        for wait in waits:
+            wait.cancel()
 
     def start(self, pid: int, env: Mapping[str, str]) -> bool:
         """Let a worker that waits begin its next generation; False if it has died since."""

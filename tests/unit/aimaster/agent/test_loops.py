@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
+from aimaster.agent import loops as loops_module
 from aimaster.agent.loops import Loops
 from aimaster.ids import Generation
 
@@ -103,6 +108,32 @@ def test_who_dies_while_it_leaves_is_not_waited_for() -> None:
             assert not loops.waits(os.getpid())
             assert not loops.start(os.getpid(), {})
 
+    asyncio.run(play())
+
+
+SLEEPER = """
+import socket, sys, time
+line = socket.socket(socket.AF_UNIX)
+line.connect(sys.argv[1])
+time.sleep(600)
+"""
+
+
+def test_who_does_nothing_at_all_is_given_up_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def play() -> None:
+        async with opened() as loops:
+            process = subprocess.Popen([sys.executable, "-c", SLEEPER, str(loops.path)])
+            try:
+                while not loops.has(process.pid):
+                    await asyncio.sleep(0.01)
+                # Ends by itself; a wait for the whole time would be beyond the deadline of any test.
+                await loops.leave([process.pid], Generation(3), within_s=3600.0)
+                assert not loops.waits(process.pid)
+            finally:
+                process.kill()
+                process.wait()
+
+    monkeypatch.setattr(loops_module, "STILL_S_MAX", 0.5)
     asyncio.run(play())
 
 
