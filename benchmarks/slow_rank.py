@@ -28,7 +28,7 @@ from tests.quota import slowed, why_not
 
 RANKS = 4
 SLOW = 2
-LOAD = {"BENCH_WIDTH": "512", "BENCH_BATCH": "160", "BENCH_PAUSE_S": "0.022", "BENCH_STEPS": "1000000"}
+LOAD = {"BENCH_WIDTH": "512", "BENCH_BATCH": "320", "BENCH_PAUSE_S": "0.022", "BENCH_STEPS": "1000000"}
 WARM_UP_STEPS = 100
 START_LIMIT_S = 120.0
 ASK_S = 1.0
@@ -144,7 +144,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=120.0, help="how long each case is looked at")
-    parser.add_argument("--share", type=float, default=0.44, help="of a processor, for a slow rank")
+    parser.add_argument("--share", type=float, default=0.18, help="of a processor, for a slow rank")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if why_not():

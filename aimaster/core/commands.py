@@ -20,6 +20,7 @@ class Reason(Enum):
     NOTHING_TO_DO = "nothing_to_do"
     STALE = "stale"  # of an older generation or incarnation: nothing changes
     JOB_DECLARED = "job_declared"
+    JOB_REQUEUED = "job_requeued"  # the same job as that of an earlier journal
     WAITING_FOR_NODES = "waiting_for_nodes"
     NODE_IS_SPARE = "node_is_spare"
     ENOUGH_NODES = "enough_nodes"

@@ -43,6 +43,7 @@ from aimaster.core.events import (
     WorkersStarted,
 )
 from aimaster.core.policy import EXIT_NO_NODES, Policy
+from aimaster.core.requeue import Requeued, requeued
 from aimaster.core.state import GONE, JobView, State
 from aimaster.core.transitions import IllegalEvent, JobTrigger
 from aimaster.core.turn import Turn
@@ -68,7 +69,7 @@ class Machine:
         """
         # A journal keeps floats: an integer here would give another digest after a replay.
         turn = Turn(self._state, self.policy, float(now))
-        if self._state.job.declared is None and not isinstance(event, JobDeclared):
+        if self._state.job.declared is None and not isinstance(event, JobDeclared | Requeued):
             raise IllegalEvent(self._state.job.phase, type(event).__name__, "the job")
         handler = _HANDLERS.get(type(event))
         if handler is None:
@@ -148,6 +149,7 @@ _TIMERS: Mapping[TimerKind, Callable[[Turn], None]] = {
 }
 
 _HANDLERS: Mapping[type[Event], Callable[[Turn, Any], None]] = {
+    Requeued: requeued,
     JobDeclared: _declared,
     NodeJoined: on_nodes.joined,
     NodeLeft: on_nodes.gone,

@@ -15,6 +15,11 @@ _TEMPLATES: Mapping[Reason, tuple[str, ...]] = {
     Reason.NOTHING_TO_DO: ("nothing to do",),
     Reason.STALE: ("ignored: it belongs to an older generation or an earlier life",),
     Reason.JOB_DECLARED: ("job declared", " for {min}:{max} nodes"),
+    Reason.JOB_REQUEUED: (
+        "the job goes on",
+        " after generation {generation}",
+        ", restarted {restarts} times",
+    ),
     Reason.WAITING_FOR_NODES: ("waiting for nodes", ": {have} here, {min} needed", ", {max} wanted"),
     Reason.NODE_IS_SPARE: ("node {node} is a spare",),
     Reason.ENOUGH_NODES: ("enough nodes", ": generation {generation}", " with {nodes} nodes"),

@@ -18,7 +18,7 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
-from aimaster.core import commands, events, policy
+from aimaster.core import commands, events, policy, requeue
 from aimaster.journal.errors import JournalCorrupt
 
 SCHEMA = 1
@@ -31,7 +31,7 @@ Plain = bool | int | float | str | None | list["Plain"] | dict[str, "Plain"]
 
 def _registry() -> dict[str, type]:
     found: dict[str, Any] = {}
-    for module in (events, commands, policy):
+    for module in (events, commands, policy, requeue):
         for name, value in vars(module).items():
             if not isinstance(value, type) or value.__module__ != module.__name__:
                 continue

@@ -75,8 +75,6 @@ def go_on(
 ) -> Recovered:
     """Begin the next life of the master with the machine that was replayed.
 
-    The job's clock has gone on by the wall time since the last entry; never backwards.
-
     Raises:
         JournalDiverged: the machine stands where none can stand.
     """
@@ -84,10 +82,15 @@ def go_on(
     last = journal.last()
     if last is not None and broken:
         raise _diverged(last, "; ".join(broken))
-    at_s = 0.0 if last is None else last.record.at_s + max(0.0, wall_s - last.record.wall_s)
+    at_s = clock_after(last, wall_s)
     life = journal.begin_life(incarnation, policy=policy, at_s=at_s, wall_s=wall_s)
     machine.policy = policy
     return Recovered(machine=machine, life=life, at_s=at_s, replayed=0 if last is None else last.seq)
+
+
+def clock_after(last: Entry | None, wall_s: float) -> float:
+    """The job's clock: it has gone on by the wall time since the last entry; never backwards."""
+    return 0.0 if last is None else last.record.at_s + max(0.0, wall_s - last.record.wall_s)
 
 
 def _diverged(entry: Entry, what: str) -> JournalDiverged:

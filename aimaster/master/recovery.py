@@ -1,24 +1,27 @@
 """Open a job's journal and stand where the last life of the master stood.
 
 A journal whose job is over is not gone on with: the file is set aside under a name with a number and a new
-one begun, so that a requeued job starts afresh and the old story stays readable. The exception is a master
+one begun, so that the old story stays readable. A job that its scheduler starts again takes what it has spent
+into the new one (`aimaster.core.requeue`). The exception is a master
 that is revived by the agent that has hosted it so far: agents may still have to hear that the job is over.
 """
 
 from __future__ import annotations
 
+import logging
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aimaster.clock import Clock
 from aimaster.core.machine import Machine
 from aimaster.core.policy import Policy
+from aimaster.core.requeue import left_behind
 from aimaster.core.state import OVER
-from aimaster.errors import FolderUnusable, SetupError
+from aimaster.errors import AimasterError, FolderUnusable, SetupError
 from aimaster.ids import Incarnation
-from aimaster.journal.base import Entry, Journal, Life
-from aimaster.journal.replay import go_on, replay
+from aimaster.journal.base import Entry, Journal, Life, Record
+from aimaster.journal.replay import clock_after, go_on, replay
 from aimaster.journal.sqlite import SqliteJournal
 from aimaster.master.incidents import IncidentLog
 from aimaster.master.intake import Intake
@@ -27,6 +30,8 @@ from aimaster.master.jobclock import JobClock
 JOURNAL_NAME = "journal.db"
 JOURNALS_KEPT_MAX = 1000
 """Past journals of one job; far more than anybody requeues."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +66,12 @@ def stand_up(state_dir: Path, *, policy: Policy, clock: Clock, revived: bool) ->
     journal = SqliteJournal.open(state_dir / JOURNAL_NAME)
     try:
         past = _read(journal)
-        if not revived and past.is_over:
-            journal.set_aside(_free_name(state_dir))
+        if past.is_over and not revived:
+            journal.set_aside(_kept(state_dir)[0])
             journal = SqliteJournal.open(state_dir / JOURNAL_NAME)
             past = _read(journal)
-        return _begin(journal, past, policy=policy, clock=clock)
+        standing = _begin(journal, past, policy=policy, clock=clock)
+        return standing if standing.replayed else _with_legacy(standing, state_dir, clock)
     except BaseException:
         journal.close()
         raise
@@ -115,12 +121,38 @@ def _begin(journal: Journal, past: _Past, *, policy: Policy, clock: Clock) -> St
     )
 
 
-def _free_name(state_dir: Path) -> Path:
-    """Where the next past journal is kept."""
+def _with_legacy(standing: Standing, state_dir: Path, clock: Clock) -> Standing:
+    """A new journal takes over what the job's last one leaves, if that asked for another start.
+
+    Looked for whenever a journal is empty, so that a master that was killed in between loses nothing.
+    """
+    newest = _kept(state_dir)[1]
+    if newest is None:
+        return standing
+    try:
+        with SqliteJournal.read(newest) as past:
+            legacy, at_s = left_behind(replay(past).state), clock_after(past.last(), clock.wall())
+    except AimasterError as error:
+        log.warning("what the job has spent before is not known: %s", error)
+        return standing
+    if legacy is None:
+        return standing
+    decision = standing.machine.step(legacy, at_s)
+    record = Record(
+        event=legacy, decision=decision, digest=standing.machine.digest(), at_s=at_s, wall_s=clock.wall()
+    )
+    standing.journal.append([record])
+    return replace(standing, clock=JobClock(clock, resumed_at_s=at_s))
+
+
+def _kept(state_dir: Path) -> tuple[Path, Path | None]:
+    """Where the next past journal is to be kept, and where the newest is."""
+    newest: Path | None = None
     for number in range(1, JOURNALS_KEPT_MAX + 1):
-        kept = state_dir / f"journal-{number}.db"
-        if not kept.exists():
-            return kept
+        path = state_dir / f"journal-{number}.db"
+        if not path.exists():
+            return path, newest
+        newest = path
     raise SetupError(
         f"this job has {JOURNALS_KEPT_MAX} past journals",
         where=str(state_dir),

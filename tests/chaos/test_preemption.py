@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from aimaster.core.requeue import Requeued
+from aimaster.journal.sqlite import SqliteJournal
 from tests.chaos.test_run_kills import PAUSE_S, STEPS, TRAIN, reached, steps_of, weights
 from tests.runs import Run, below, script, start_run, until
 
@@ -36,7 +38,7 @@ def test_a_preempted_job_goes_on_where_it_was(tmp_path: Path) -> None:
     assert undisturbed.wait() == 0, undisturbed.stderr
     first = job(tmp_path, STUBBORN + TRAIN, grace_s="5", pause_s=PAUSE_S)
     until(lambda: reached(first, 5), "5 steps")
-    os.kill(first.pids("worker")[-1], signal.SIGKILL)  # the next job counts its generations from 1 again
+    os.kill(first.pids("worker")[-1], signal.SIGKILL)  # the next job knows of it
     until(lambda: reached(first, 15), "15 steps")
     seen = steps_of(first)[-1]
     first.send(signal.SIGTERM)
@@ -55,4 +57,9 @@ def test_a_preempted_job_goes_on_where_it_was(tmp_path: Path) -> None:
     assert again.wait() == 0, again.stderr
     assert steps_of(again)[0] == durable + 1
     assert weights(again) == weights(undisturbed)
+    (path,) = Path(again.env["XDG_STATE_HOME"]).glob("aimaster/queued/journal.db")
+    with SqliteJournal.read(path) as journal:
+        begin = next(journal.entries()).record.event
+    assert isinstance(begin, Requeued)
+    assert (begin.history.restarts, begin.generation) == (1, 2)
     assert below(again.run_dir) == []

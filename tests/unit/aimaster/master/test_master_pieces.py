@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,14 @@ from aimaster.core.events import (
     NodeLeft,
     NodePrepared,
     StepCommitted,
+    StopKind,
+    StopRequested,
     WorkerExited,
     WorkersStarted,
 )
 from aimaster.core.policy import Policy
+from aimaster.core.requeue import Requeued
+from aimaster.core.state import JobPhase
 from aimaster.core.transitions import IllegalEvent
 from aimaster.errors import AlreadyRunning, FolderUnusable, NoSpace
 from aimaster.ids import Generation, Incarnation, JobId, NodeId
@@ -234,6 +239,46 @@ def test_a_job_that_is_over_begins_anew_unless_its_master_is_revived(
     with stood.journal:
         assert (stood.life.epoch, stood.replayed) == (1, 0)
     assert (tmp_path / "journal-1.db").exists()
+
+
+def preempted() -> tuple[object, ...]:
+    """A job of one node that lost a worker once and was preempted then."""
+    *begun, _ = finished()
+    failed = replace(finished()[-1], exit_code=1)  # type: ignore[type-var]
+    stop = StopRequested(node=N1, incarnation=A, seq=4, kind=StopKind.PREEMPTION, signal=15)
+    return *begun, failed, stop
+
+
+def test_a_requeued_job_keeps_what_it_has_spent(tmp_path: Path) -> None:
+    write(tmp_path, *preempted())
+    for _ in range(2):  # a master that is killed right after its first entry knows it, too
+        stood = stand_up(tmp_path, policy=Policy(), clock=SystemClock(), revived=False)
+        with stood.journal:
+            assert stood.machine.state.job.history.restarts == 1
+            assert stood.machine.state.job.seen_generation == 2
+            (entry,) = stood.journal.entries()
+            assert isinstance(entry.record.event, Requeued)
+            assert stood.clock.now() >= entry.record.at_s > 0
+
+
+def test_a_master_that_was_killed_before_it_took_that_over_takes_it_over(tmp_path: Path) -> None:
+    write(tmp_path, *preempted())
+    with SqliteJournal.open(tmp_path / JOURNAL_NAME) as journal:
+        assert isinstance(journal, SqliteJournal)
+        journal.set_aside(tmp_path / "journal-1.db")  # and no more
+    stood = stand_up(tmp_path, policy=Policy(), clock=SystemClock(), revived=False)
+    with stood.journal:
+        assert stood.machine.state.job.history.restarts == 1
+
+
+def test_a_job_that_ended_for_good_or_cannot_be_read_begins_with_nothing(tmp_path: Path) -> None:
+    write(tmp_path, *finished())
+    stand_up(tmp_path, policy=Policy(), clock=SystemClock(), revived=False).journal.close()
+    (tmp_path / "journal-2.db").write_bytes(b"no journal" * 1000)
+    stood = stand_up(tmp_path, policy=Policy(), clock=SystemClock(), revived=False)
+    with stood.journal:
+        assert stood.replayed == 0
+        assert stood.machine.state.job.phase is JobPhase.UNDECLARED
 
 
 KILLED_ON_THE_WAY = """
