@@ -122,6 +122,24 @@ def test_every_prefix_of_a_journal_is_a_journal(reopen: Reopen) -> None:
         assert replay(journal).digest() == record.digest
 
 
+def test_after_a_crash_at_any_point_the_same_decisions_follow(tmp_path: Path) -> None:
+    """Whichever record was the last one that was written, no attempt is counted twice and none forgotten."""
+    written = records(a_job())
+    policy = a_job().machine.policy
+    for count in range(len(written) + 1):
+        with SqliteJournal.open(tmp_path / f"{count}.db") as journal:
+            journal.begin_life(Incarnation("m1"), policy=policy, at_s=0.0, wall_s=WALL_S)
+            for record in written[:count]:
+                journal.append([record])
+        with SqliteJournal.open(tmp_path / f"{count}.db") as journal:
+            machine = recover(journal, incarnation=Incarnation("m2"), policy=policy, wall_s=WALL_S).machine
+            for record in written[count:]:
+                assert machine.step(record.event, record.at_s) == record.decision
+                assert machine.digest() == record.digest
+            assert machine.state.job.starts == a_job().machine.state.job.starts
+            assert machine.state.job.history == a_job().machine.state.job.history
+
+
 def test_the_jobs_clock_goes_on_while_no_master_lives_and_never_back(reopen: Reopen) -> None:
     play = a_job()
     write(reopen(), play)

@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from aimaster.errors import AlreadyRunning, FolderUnusable, NoSpace
+from aimaster.ids import Incarnation
 from aimaster.journal.errors import JournalCorrupt, JournalDiverged, JournalNewer
 from aimaster.journal.replay import replay
 from aimaster.journal.sqlite import SqliteJournal
-from tests.unit.aimaster.journal.stories import a_job, records, write
+from tests.unit.aimaster.journal.stories import WALL_S, a_job, records, write
+
+PAGE_BYTES = 4096
 
 WRITER = """
 import sys
@@ -68,6 +71,39 @@ def test_killed_at_any_moment_it_opens_with_all_that_was_acknowledged(tmp_path: 
             assert [entry.seq for entry in entries] == list(range(1, last.seq + 1))
             replayable = records(a_job())[: last.seq]
             assert [entry.record for entry in entries[: len(replayable)]] == replayable
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_log_that_ends_anywhere_opens_with_whole_records(tmp_path: Path, torn: bool) -> None:
+    """A power cut may keep any part of the log's last write, or leave a page of which half is old."""
+    written = records(a_job())
+    with SqliteJournal.open(tmp_path / "whole.db") as journal:
+        journal.begin_life(Incarnation("m1"), policy=a_job().machine.policy, at_s=0.0, wall_s=WALL_S)
+        for record in written:
+            journal.append([record])
+        database = (tmp_path / "whole.db").read_bytes()
+        log = (tmp_path / "whole.db-wal").read_bytes()
+    frame, head = PAGE_BYTES + 24, 32
+    cuts = sorted(
+        {cut for at in range(head, len(log) + 1, frame) for cut in (at - 700, at - 1, at) if cut > 0}
+    )
+    path, known = tmp_path / "cut.db", 0
+    for cut in cuts:
+        for suffix in ("-wal", "-shm", ".lock"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        path.write_bytes(database)
+        kept = log[:cut]
+        if torn:
+            kept = kept[: -PAGE_BYTES // 2] + b"\0" * min(PAGE_BYTES // 2, len(kept))
+        path.with_name(path.name + "-wal").write_bytes(kept)
+        with SqliteJournal.open(path) as journal:
+            found = [entry.record for entry in journal.entries()]
+            assert found == written[: len(found)]
+            assert len(found) >= known
+            if found:
+                assert replay(journal).digest() == found[-1].digest
+            known = len(found)
+    assert known == len(written) - torn
 
 
 def test_only_one_master_writes_and_readers_may_watch(tmp_path: Path) -> None:
