@@ -152,12 +152,20 @@ def _decision(incident: Incident) -> str:
         return "all workers were stopped; no attempt has followed yet"
     used, limit = incident.facts.get("used"), incident.facts.get("limit")
     budget = f", {used} of {limit} of its budget used" if used is not None and limit is not None else ""
-    return f"all workers were started again, as attempt {incident.attempt}{budget}"
+    who = "all workers were started again"
+    unit = incident.facts.get("unit")
+    if unit is not None and unit == incident.node:
+        who = f"the workers of {unit} were started again while the others went on"
+    elif unit is not None:
+        who = f"{unit} took the place of {incident.node} while the others went on"
+    return f"{who}, as attempt {incident.attempt}{budget}"
 
 
 def _not_milder(incident: Incident) -> str:
     if incident.ended_job:
         return _WHY_ENDED.get(incident.reason, "another attempt would have met the same")
+    if "unit" in incident.facts:
+        return "the ranks of a node share process groups; --restart-scope node says that nobody else does"
     return (
         "ranks share process groups, and a rank inside a collective cannot wait for another one to come back"
     )

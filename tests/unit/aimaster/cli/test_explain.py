@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from aimaster.cli.app import app
-from aimaster.core.events import HangKind, StackGroup, WorkersHung
+from aimaster.core.events import HangKind, RestartScope, StackGroup, WorkersHung
 from aimaster.core.sights import Activity, Wait
 from aimaster.errors import AimasterError, UsageError
 from aimaster.ids import NodeId
@@ -101,6 +101,26 @@ def test_own_rules_speak_first_from_a_flag_or_from_the_jobs_folder(tmp_path: Pat
     assert explained(folder, "1", "--rules", str(own))["rule"] == "ours"
     own.rename(folder / "rules.yaml")
     assert explained(folder, "1")["rule"] == "ours"
+
+
+def test_a_node_that_started_again_alone_is_told_as_such(tmp_path: Path) -> None:
+    play = Play((2, 2), scope=RestartScope.NODE)
+    play.run("a", "b")
+    play.join("c")
+    play.exited("b")
+    play.prepared("b")
+    play.started("b")
+    play.stepped("b", 5)
+    play.died("b")
+    play.prepared("c")
+    play.started("c")
+    play.stepped("c", 6)
+    folder = folder_of(play, tmp_path)
+    told = call("explain", "1", "--state-dir", folder)
+    assert "the workers of b were started again while the others went on, as attempt 1" in told
+    assert "--restart-scope node says" in told
+    told = call("explain", "2", "--state-dir", folder)
+    assert "c took the place of b while the others went on, as attempt 2" in told
 
 
 def test_events_are_one_line_each(tmp_path: Path) -> None:
