@@ -125,7 +125,8 @@ def _who(incident: Incident, cause: Finding | None) -> str:
 def _evidence(incident: Incident, cause: Finding | None) -> Iterator[str]:
     if incident.hang is not None:
         for group in incident.hang.groups:
-            waits = f", in {group.collective}" if group.collective else ""
+            inside = "" if group.collective.startswith("after ") else "in "
+            waits = f", {inside}{group.collective}" if group.collective else ""
             yield f"rank {group.ranks}: {group.activity.value}, waits: {group.wait.value}{waits}"
             yield from (f"    {line}" for line in group.stack.splitlines()[:EVIDENCE_LINES_MAX])
         yield f"limit {incident.hang.limit_s:g} s"

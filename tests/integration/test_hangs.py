@@ -5,8 +5,12 @@ One job suffers one hang after the other, since most of a run's time goes into i
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,13 +53,14 @@ dist.destroy_process_group()
 """
 
 
-def hung(run: Run) -> list[tuple[str, str]]:
+def hung(run: Run, *, ranks: int = 2) -> list[tuple[str, str]]:
     """Kinds and culprits of the hangs of a job that has ended well, by its journal."""
     from aimaster.core.events import WorkersHung
     from aimaster.journal.sqlite import SqliteJournal
 
     assert run.wait(170) == 0, run.stderr
-    assert sorted(line for line in run.stdout.splitlines() if "done" in line) == ["done 0", "done 1"]
+    done = sorted(line for line in run.stdout.splitlines() if "done" in line)
+    assert done == [f"done {rank}" for rank in range(ranks)]
     (path,) = Path(run.env["XDG_STATE_HOME"]).glob("aimaster/*/journal.db")
     with SqliteJournal.read(path) as journal:
         events = [entry.record.event for entry in journal.entries()]
@@ -64,6 +69,16 @@ def hung(run: Run) -> list[tuple[str, str]]:
         for event in events
         if isinstance(event, WorkersHung)
     ]
+
+
+def explained(run: Run, number: int) -> dict[str, Any]:
+    """One incident as `aimaster explain` tells it after the job's end."""
+    words = ["aimaster", "explain", str(number), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", *words], capture_output=True, text=True, env=run.env, timeout=120, check=True
+    )
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
 
 
 @pytest.mark.slow
@@ -81,6 +96,26 @@ def test_every_hang_is_found_and_its_culprit_named(
     words = ("--hang-busy-timeout", "8", "--nproc-per-node", "2")
     run = start_run(tmp_path, *words, script(tmp_path, TRAIN), env={"HOW": how})
     assert hung(run) == found
+    for number, (_, culprit) in enumerate(found, start=1):
+        told = explained(run, number)
+        assert told["who"].startswith(f"rank {culprit} on " if culprit else "nobody can be blamed")
+        evidence = "\n".join(told["evidence"])
+        assert re.search(r"rank 0: idle, waits: collective, in all_reduce #\d+\n    _engine_run", evidence)
+        assert re.search(r"rank 1: .*\n    \S+ \(", evidence), "the culprit's stack"
+        assert min(told["rule"], told["decision"], told["do"]) != ""
+
+
+@pytest.mark.slow
+def test_of_three_ranks_the_one_that_waits_for_something_else_is_named(tmp_path: Path) -> None:
+    run = start_run(tmp_path, "--nproc-per-node", "3", script(tmp_path, TRAIN), env={"HOW": "recv"})
+    assert hung(run, ranks=3) == [("deadlock", "1")]
+    told = explained(run, 1)
+    assert told["who"].startswith("rank 1 on ")
+    groups = {group["ranks"]: group for group in told["incident"]["hang"]["groups"]}
+    assert set(groups) == {"0,2", "1"}
+    assert re.fullmatch(r"all_reduce #\d+", groups["0,2"]["collective"])
+    assert groups["1"]["where"].startswith("recv ")
+    assert re.fullmatch(r"after all_reduce #\d+", groups["1"]["collective"])
 
 
 @pytest.mark.slow
