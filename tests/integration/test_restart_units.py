@@ -62,7 +62,7 @@ def test_a_killed_worker_restarts_its_node_and_the_other_node_goes_on(tmp_path: 
         )  # fmt: skip
         until(lambda: runs[0].pids("agent"), "the master answers")
     first, second = runs
-    until(lambda: all(reached(run, 3) for run in runs), "both nodes train")
+    until(lambda: all(reached(run, 6) for run in runs), "both nodes train")
     before = first.pids("worker", node="n1")
     os.kill(first.pids("worker", node="n2")[0], signal.SIGKILL)
     until(lambda: len(starts(second)) == 4, "the second node starts again")

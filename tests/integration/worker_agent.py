@@ -180,12 +180,12 @@ class Scenario:
         """From now on call a process unkillable after so long."""
         workers.KILL_S_MAX = seconds
 
-    async def trace(self, argv: list[str]) -> None:
-        """Let another process trace the first worker; it says so by a line."""
+    async def trace(self, argv: list[str]) -> bool:
+        """Let another process trace the first worker; whether it says by a line that it may."""
         pid = next(e.pid for e in self.workers.processes() if e.role.value == "worker")
         self._helper = await asyncio.create_subprocess_exec(*argv, str(pid), stdout=asyncio.subprocess.PIPE)
         assert self._helper.stdout is not None
-        assert await asyncio.wait_for(self._helper.stdout.readline(), DEADLINE_S) == b"traced\n"
+        return await asyncio.wait_for(self._helper.stdout.readline(), DEADLINE_S) == b"traced\n"
 
     async def last_lines(self, local_rank: int) -> str:
         """Last lines of a worker."""
@@ -200,7 +200,8 @@ class Scenario:
     async def end_helper(self, _: object) -> bool:
         """Whether the helper still runs; ends it."""
         lives = self._helper.returncode is None
-        self._helper.kill()
+        if lives:
+            self._helper.kill()
         await self._helper.wait()
         return lives
 
