@@ -12,10 +12,11 @@ from collections.abc import Callable
 from aimaster.agent.assignment import Assignment
 from aimaster.agent.orders import Orders
 from aimaster.agent.ports import HeldPort
+from aimaster.agent.recheck import Rechecks
 from aimaster.agent.reports import StopOutcome, WorkerExit
 from aimaster.agent.spoken import say
 from aimaster.agent.workers import Workers
-from aimaster.core.commands import Command, EndNode, Prepare, Reason, StartWorkers
+from aimaster.core.commands import CheckNode, Command, EndNode, Prepare, Reason, StartWorkers
 from aimaster.core.events import (
     AgentPhase,
     NodeEvent,
@@ -48,6 +49,7 @@ class Duties:
         *,
         workers: Workers,
         saver: NodeSaver,
+        rechecks: Rechecks,
         stop_grace_s: float,
         report: Callable[[NodeEvent], None],
         idle_on: Callable[[StartWorkers], bool],
@@ -58,6 +60,7 @@ class Duties:
             identity: Who reports.
             workers: What is started and stopped.
             saver: The node's checkpoint saver, told of every generation.
+            rechecks: Looks at the node where a suspicion falls on it.
             stop_grace_s: From SIGTERM to SIGKILL.
             report: Takes facts for the master.
             idle_on: Whether this node starts nothing in a generation (a command on another node).
@@ -70,6 +73,7 @@ class Duties:
         self._identity = identity
         self._workers = workers
         self._saver = saver
+        self._rechecks = rechecks
         self._stop_grace_s = stop_grace_s
         self._report = report
         self._idle_on = idle_on
@@ -79,7 +83,9 @@ class Duties:
 
     def give(self, command: Command) -> None:
         """Take in what the master says."""
-        if self._orders.give(command):
+        if isinstance(command, CheckNode):
+            self._rechecks.suspect(command.why, command.generation)
+        elif self._orders.give(command):
             self._given.set()
 
     async def run(self) -> EndNode:
@@ -112,6 +118,7 @@ class Duties:
 
     def worker_ended(self, ended: WorkerExit) -> None:
         """A worker ended by itself: tell the master."""
+        self._rechecks.worker_ended(ended)
         self._report(
             WorkerExited(
                 node=self._identity.node,
@@ -138,6 +145,10 @@ class Duties:
             self._report_ends(outcome)
             if not outcome.gone:
                 self._fail(order.generation, "cannot be killed: " + "; ".join(outcome.unkillable))
+                return
+            against = await self._rechecks.settled(order.generation)
+            if against:
+                self._fail(order.generation, f"the node check found: {against}")
                 return
             self.close()
             try:

@@ -27,11 +27,13 @@ from aimaster.agent.meeting import Meeting
 from aimaster.agent.outlook import look_out
 from aimaster.agent.preemption import stop_and_persist
 from aimaster.agent.reaper import Reaper
+from aimaster.agent.recheck import Rechecks, Rules
 from aimaster.agent.rundir import imports_cache
 from aimaster.agent.signals import meaning, watch_signals
 from aimaster.agent.spoken import say
 from aimaster.agent.spy import Spy
 from aimaster.agent.standing import Standing
+from aimaster.agent.stdio import open_standard_streams
 from aimaster.agent.sweep import sweep_command
 from aimaster.agent.witness import ObservedClock, Witness
 from aimaster.agent.workers import Workers
@@ -58,8 +60,12 @@ DRAIN_AFTER_STOP_S = 10.0
 """The same when somebody wants it to end."""
 
 
-def run(config: RunConfig) -> int:
+def run(config: RunConfig, *, rules: Rules) -> int:
     """Run this node's part of the job.
+
+    Args:
+        config: What the command line and the environment say.
+        rules: Reads the rules of diagnosis, when a worker has failed.
 
     Returns:
         The exit code, see `aimaster.errors.EXIT_CODES`.
@@ -67,28 +73,19 @@ def run(config: RunConfig) -> int:
     Raises:
         AimasterError: What ended it before the master could; carries the exit code.
     """
-    _open_standard_streams()
+    open_standard_streams()
     ground = prepare_ground(config, os.environ)
-    return asyncio.run(_run(config, ground))
+    return asyncio.run(_run(config, ground, rules))
 
 
-def _open_standard_streams() -> None:
-    """A caller may have closed one of them: the next file that we open must not take its number."""
-    for fd in range(3):
-        try:
-            os.fstat(fd)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-
-
-async def _run(config: RunConfig, ground: Ground) -> int:
-    return await Agent(config, ground).run()
+async def _run(config: RunConfig, ground: Ground, rules: Rules) -> int:
+    return await Agent(config, ground, rules).run()
 
 
 class Agent:
     """One life of an agent."""
 
-    def __init__(self, config: RunConfig, ground: Ground) -> None:
+    def __init__(self, config: RunConfig, ground: Ground, rules: Rules) -> None:
         self._config = config
         self._ground = ground
         self._clock = SystemClock()
@@ -103,10 +100,12 @@ class Agent:
             reaper=self._reaper,
             on_exit=lambda ended: self._duties.worker_ended(ended),
         )
+        self._rechecks = Rechecks(config, ground.identity, rules=rules, report=self._report)
         self._duties = Duties(
             ground.identity,
             workers=self._workers,
             saver=self._saver,
+            rechecks=self._rechecks,
             stop_grace_s=config.restart.shutdown_timeout_s,
             report=self._report,
             idle_on=self._is_idle_on,
@@ -130,7 +129,7 @@ class Agent:
             duties=self._duties,
             workers=self._workers,
             saver=self._saver,
-            sights=(self._outlook, self._witness),
+            sights=(self._outlook, self._witness, self._rechecks),
             master_pid=lambda: self._meeting.master_pid,
         )
         self._endpoint: Endpoint | None = None
@@ -323,6 +322,7 @@ class Agent:
         else:
             await self._duties.stop_workers()
         self._duties.close()
+        await self._rechecks.close()
         if self._link is not None:
             await self._say_goodbye(self._link, ending.exit_code)
         saver_lingers = self._saver.holds_steps and not ending.clean

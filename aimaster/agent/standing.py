@@ -13,6 +13,7 @@ from dataclasses import replace
 from aimaster.agent.duties import Duties
 from aimaster.agent.ground import Ground
 from aimaster.agent.outlook import Outlook
+from aimaster.agent.recheck import Rechecks
 from aimaster.agent.rundir import PROCESSES_FILE
 from aimaster.agent.witness import Witness
 from aimaster.agent.workers import Workers
@@ -37,7 +38,7 @@ class Standing:
         duties: Duties,
         workers: Workers,
         saver: NodeSaver,
-        sights: tuple[Outlook, Witness],
+        sights: tuple[Outlook, Witness, Rechecks],
         master_pid: Callable[[], int | None],
     ) -> None:
         self._config = config
@@ -45,7 +46,7 @@ class Standing:
         self._duties = duties
         self._workers = workers
         self._saver = saver
-        self._outlook, self._witness = sights
+        self._outlook, self._witness, self._rechecks = sights
         self._master_pid = master_pid
         self._written: tuple[ProcessInfo, ...] | None = None
 
@@ -103,6 +104,8 @@ class Standing:
         notes = [f"workers start {self._workers.warmth()}", str(self._outlook)]
         if self._witness.trouble:
             notes.append(self._witness.trouble)
+        if self._rechecks.note:
+            notes.append(self._rechecks.note)
         if self._saver.trouble:
             notes.append(self._saver.trouble)
         if self._config.program.command_on is CommandOn.FIRST and self._config.nodes.max > 1:

@@ -319,3 +319,12 @@ def _filter_output(texts: tuple[str, ...], path: Path, io: RankIO) -> Output:
                 write(line + b"\n")
 
     return feed
+
+
+def open_standard_streams() -> None:
+    """A caller may have closed one of them: the next file that we open must not take its number."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)

@@ -14,6 +14,7 @@ from aimaster.cli.preflight import check_before_start
 from aimaster.cli.resolve import resolve
 from aimaster.cli.words import parse_words
 from aimaster.config import RunConfig
+from aimaster.core.diagnosis import Rule
 from aimaster.integrations.torchrun import TORCHRUN_FLAGS
 
 __all__ = ["config_from", "run"]
@@ -48,4 +49,9 @@ def run(argv: list[str]) -> int:
     check_before_start(config, stderr=sys.stderr)
     from aimaster.agent.service import run as run_agent  # heavy: only when something will run
 
-    return run_agent(config)
+    def rules() -> tuple[Rule, ...]:
+        from aimaster.rules.table import load_rules  # YAML is read when a worker has failed
+
+        return load_rules(config.paths.rules)
+
+    return run_agent(config, rules=rules)

@@ -67,7 +67,7 @@ def tell(incident: Incident, rules: Sequence[Rule]) -> Story:
         do=rule.do
         if rule
         else "add a rule of your own with --rules; aimaster/rules/diagnosis.yaml shows how",
-        evidence=tuple(_evidence(incident, cause)),
+        evidence=(*_evidence(incident, cause), *_checked(incident)),
         echoes=tuple(_echo(finding) for finding in findings[1:]),
         decision=_decision(incident),
         not_milder=_not_milder(incident),
@@ -120,6 +120,13 @@ def _who(incident: Incident, cause: Finding | None) -> str:
     node = cause.failure.node if cause else incident.node
     rank = cause.failure.rank if cause else incident.rank
     return f"node {node}" if rank is None else f"rank {rank} on {node}"
+
+
+def _checked(incident: Incident) -> Iterator[str]:
+    """What the node check found where a suspicion fell."""
+    for look in incident.checked:
+        found = look.findings or (f"nothing found by {look.looked} checks",)
+        yield from (f"node {look.node} was checked: {line}" for line in found)
 
 
 def _evidence(incident: Incident, cause: Finding | None) -> Iterator[str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from aimaster.core.events import TimerKind
+from aimaster.core.events import Suspicion, TimerKind
 from aimaster.ids import Generation, NodeId
 
 
@@ -41,6 +41,7 @@ class Reason(Enum):
     NODE_LEFT = "node_left"
     NODE_RESTARTED = "node_restarted"
     NODE_FAILED = "node_failed"
+    NODE_CHECKED = "node_checked"
     PREPARE_TIMED_OUT = "prepare_timed_out"
     START_TIMED_OUT = "start_timed_out"
     BUDGET_SPENT = "budget_spent"
@@ -90,6 +91,18 @@ class StartWorkers(Command):
     """``host:port`` of the saver on node rank 0, which leads checkpoints of this generation; may be empty."""
     progress_expected: bool
     """Whether an earlier attempt reached a committed step: then a start from nothing is an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckNode(Command):
+    """Look at what the suspicion is about without disturbing what runs, answer `NodeChecked`.
+
+    A node that is to prepare afterwards does not say so before it has looked.
+    """
+
+    node: NodeId
+    generation: Generation
+    why: Suspicion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,8 @@ from aimaster.ids import NO_GENERATION, Generation, Incarnation, JobId, NodeId
 
 ERROR_TEXT_CHARS_MAX = 4096
 """Longest error text an event may hold; the agent folds longer ones before it sends them."""
+FINDINGS_MAX = 16
+"""Most findings that an event of a checked node may hold."""
 
 
 class AgentPhase(Enum):
@@ -50,6 +52,15 @@ class Tier(Enum):
     MEMORY = "memory"
     PEER = "peer"
     DISK = "disk"
+
+
+class Suspicion(Enum):
+    """Why a node is looked at more closely."""
+
+    FAILURE = "failure"  # a failure whose cause may lie in the node
+    HANG = "hang"  # its rank keeps the others waiting for good
+    SLOW = "slow"  # its rank keeps the others waiting in every step
+    SILENCE = "silence"  # its beats were missing, and it is heard again
 
 
 class TimerKind(Enum):
@@ -173,6 +184,24 @@ class NodeFailed(NodeEvent):
 
     generation: Generation
     what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeChecked(NodeEvent):
+    """A node on which a suspicion fell was checked."""
+
+    generation: Generation
+    why: Suspicion
+    looked: int
+    """How many checks could look; what could not is no finding."""
+    findings: tuple[str, ...] = ()
+    """What failed or warned, worst first, one line each, at most `FINDINGS_MAX`."""
+    blocking: bool = False
+    """Whether training would fail or be wrong there."""
+
+    def __post_init__(self) -> None:
+        if self.looked < 0 or len(self.findings) > FINDINGS_MAX:
+            raise ValueError(f"{len(self.findings)} findings of {self.looked} checks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

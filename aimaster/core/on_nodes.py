@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from aimaster.core import generation as gen
 from aimaster.core import units
-from aimaster.core.commands import Reason
+from aimaster.core.commands import CheckNode, Reason
 from aimaster.core.events import (
     AgentPhase,
+    NodeChecked,
     NodeDied,
     NodeFailed,
     NodeJoined,
@@ -20,6 +21,7 @@ from aimaster.core.events import (
     NodeSuspected,
     StopKind,
     StopRequested,
+    Suspicion,
     TimerKind,
 )
 from aimaster.core.guards import current, is_needed, known, stale
@@ -152,6 +154,9 @@ def suspicion(turn: Turn, event: NodeSuspected | NodeRecovered) -> None:
     turn.state.touch(node)
     reason = Reason.NODE_SUSPECT if suspect else Reason.NODE_HEARD_AGAIN
     turn.say(reason, node=node.id, silent_s=event.silent_s)
+    if not silent and turn.job.phase is JobPhase.RUNNING and turn.is_member(node.id):
+        # While it was silent it could not be asked.
+        turn.send(CheckNode(node=node.id, generation=node.generation, why=Suspicion.SILENCE))
 
 
 def prepared(turn: Turn, event: NodePrepared) -> None:
@@ -197,6 +202,14 @@ def failed(turn: Turn, event: NodeFailed) -> None:
     elif turn.job.phase is JobPhase.WAITING:
         gen.consider(turn)
         turn.say(Reason.NODE_FAILED)
+
+
+def checked(turn: Turn, event: NodeChecked) -> None:
+    """What was found where a suspicion fell: written down. A node that must not go on says so itself."""
+    node = known(turn, event)
+    if node is not None:
+        found = ", ".join(event.findings) or "nothing found"
+        turn.say(Reason.NODE_CHECKED, node=node.id, why=event.why.value, looked=event.looked, found=found)
 
 
 def members_late(turn: Turn) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from aimaster.core import generation as gen
 from aimaster.core import units
-from aimaster.core.commands import Reason
+from aimaster.core.commands import CheckNode, Reason
 from aimaster.core.events import (
     FirstStepDone,
     HangKind,
     RankSlow,
     Restored,
     StepCommitted,
+    Suspicion,
     Tier,
     TimerKind,
     WorkerExited,
@@ -107,6 +108,9 @@ def hung(turn: Turn, event: WorkersHung) -> None:
         turn.say(Reason.EXIT_HUNG, ended_generation=turn.job.generation)
         gen.end_job(turn, EXIT_USER_ERROR, Reason.EXIT_HUNG)
         return
+    if event.culprits and node is not None:
+        # Said before the order to prepare, which then waits for the answer.
+        turn.send(CheckNode(node=node.id, generation=event.generation, why=Suspicion.HANG))
     gen.broken(turn, Reason.WORKERS_HUNG, cause=Cause.WORKERS_HUNG, node=event.node, step=event.step)
 
 
@@ -125,6 +129,7 @@ def slow(turn: Turn, event: RankSlow) -> None:
             starved=round(max(0.0, event.awake - event.running), 3) or None,
             others_awake=event.others_awake,
         )
+        turn.send(CheckNode(node=event.node, generation=event.generation, why=Suspicion.SLOW))
 
 
 def _finished(turn: Turn, node: NodeRecord, event: WorkerExited) -> None:

@@ -61,6 +61,11 @@ _TEMPLATES: Mapping[Reason, tuple[str, ...]] = {
     Reason.NODE_LEFT: ("node {node} left",),
     Reason.NODE_RESTARTED: ("the agent of node {node} started anew",),
     Reason.NODE_FAILED: ("node {node} could not do what it was told", ": {what}"),
+    Reason.NODE_CHECKED: (
+        "node {node} was checked ({why})",
+        ": {looked} checks looked",
+        "; {found}",
+    ),
     Reason.PREPARE_TIMED_OUT: ("{late} nodes were not prepared in time",),
     Reason.START_TIMED_OUT: ("{late} nodes did not start their workers in time",),
     Reason.BUDGET_SPENT: (

@@ -17,12 +17,14 @@ from enum import Enum
 from aimaster.core.commands import Facts, Reason, StartWorkers
 from aimaster.core.events import (
     FirstStepDone,
+    NodeChecked,
     NodeDied,
     NodeEvent,
     NodeFailed,
     NodeJoined,
     NodeLeft,
     Restored,
+    Suspicion,
     TimerFired,
     WorkerExited,
     WorkersHung,
@@ -102,6 +104,8 @@ class Incident:
     recovered_s: float | None = None
     """From detection to the first step of a later attempt; None while it lasts."""
     also_failed: tuple[AlsoFailed, ...] = ()
+    checked: tuple[NodeChecked, ...] = ()
+    """What the looks at suspected nodes found, the newest of each node."""
     hang: WorkersHung | None = None
     """What the witnesses said, where that is what happened."""
     facts: Facts = field(default_factory=dict)
@@ -153,6 +157,8 @@ def _take(story: _Story, entry: Entry) -> None:
         _also(story, entry)
     elif isinstance(event, NodeDied) and record.decision.reason is Reason.NODE_LOST:
         _death_explains(story, entry)
+    elif isinstance(event, NodeChecked):
+        _checked(story, event)
     starts = [c for c in record.decision.commands if isinstance(c, StartWorkers)]
     if starts and record.decision.reason is Reason.GENERATION_PREPARED:
         story.members = frozenset(c.node for c in starts)
@@ -171,6 +177,15 @@ def _take(story: _Story, entry: Entry) -> None:
         story.update(resumed_step=event.step, restored_from=max(tiers, key=_TIER_ORDER.index))
     elif isinstance(event, FirstStepDone):
         _recovered(story, event, record.at_s)
+
+
+def _checked(story: _Story, event: NodeChecked) -> None:
+    """A look that was taken since the newest incident, because of a failure or a hang, belongs to it."""
+    if not story.incidents or event.why not in (Suspicion.FAILURE, Suspicion.HANG):
+        return
+    others = tuple(one for one in story.incidents[-1].checked if one.node != event.node)
+    if len(others) < ALSO_FAILED_MAX:
+        story.update(checked=(*others, event))
 
 
 def _recovered(story: _Story, event: FirstStepDone, at_s: float) -> None:

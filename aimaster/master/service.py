@@ -22,7 +22,16 @@ import asyncio
 import logging
 from dataclasses import replace
 
-from aimaster.core.commands import CancelTimer, Command, EndNode, FinishJob, Prepare, SetTimer, StartWorkers
+from aimaster.core.commands import (
+    CancelTimer,
+    CheckNode,
+    Command,
+    EndNode,
+    FinishJob,
+    Prepare,
+    SetTimer,
+    StartWorkers,
+)
 from aimaster.core.detector import Detector
 from aimaster.core.events import (
     JobDeclared,
@@ -272,7 +281,7 @@ class MasterService:
         self._changed.set()
 
     def _do(self, command: Command) -> None:
-        if isinstance(command, Prepare | StartWorkers | EndNode):
+        if isinstance(command, Prepare | StartWorkers | CheckNode | EndNode):
             if isinstance(command, Prepare):
                 self._server.generation = Generation(max(self._server.generation, command.generation))
             self._server.send(command)

@@ -26,6 +26,7 @@ from aimaster.rpc.messages import Ack, Header, Heartbeat, Hello, Refused, Welcom
 from aimaster.rpc.wire import (
     AGENT_PHASES,
     REFUSALS,
+    SUSPICIONS,
     Wire,
     checked,
     checked_address,
@@ -270,6 +271,18 @@ def _start_from_wire(header: Header, wire: Wire) -> commands.StartWorkers:
     )
 
 
+def _check_to_wire(command: commands.CheckNode) -> Wire:
+    return contract.CheckNode(generation=command.generation, why=SUSPICIONS.number(command.why))
+
+
+def _check_from_wire(header: Header, wire: Wire) -> commands.CheckNode:
+    return commands.CheckNode(
+        node=header.node,
+        generation=checked_generation("check.generation", wire.generation),
+        why=SUSPICIONS.member(wire.why),
+    )
+
+
 def _end_to_wire(command: commands.EndNode) -> Wire:
     return contract.EndNode(
         exit_code=command.exit_code, reason=command.reason.value, sentence=clip(command.sentence)
@@ -300,6 +313,7 @@ _ROWS: tuple[
     (Ack, "heartbeat_reply", _ack_to_wire, _ack_from_wire),
     (commands.Prepare, "prepare", _prepare_to_wire, _prepare_from_wire),
     (commands.StartWorkers, "start_workers", _start_to_wire, _start_from_wire),
+    (commands.CheckNode, "check_node", _check_to_wire, _check_from_wire),
     (commands.EndNode, "end_node", _end_to_wire, _end_from_wire),
 )
 _TO_WIRE = {kind: (field, to_wire) for kind, field, to_wire, _ in _ROWS}

@@ -16,12 +16,15 @@ from aimaster.rpc.limits import clip
 from aimaster.rpc.messages import Header
 from aimaster.rpc.wire import (
     STOP_KINDS,
+    SUSPICIONS,
     TIERS,
     Wire,
     checked,
     checked_generation,
     checked_text,
+    findings_from_wire,
     made,
+    notes_to_wire,
     or_minus_one,
     or_none,
 )
@@ -65,6 +68,28 @@ def _failed_to_wire(fact: events.NodeFailed) -> Wire:
 
 def _failed_from_wire(header: Header, wire: Wire) -> NodeEvent:
     return _made(events.NodeFailed, header, wire, what=checked_text("what", wire.what))
+
+
+def _node_checked_to_wire(fact: events.NodeChecked) -> Wire:
+    return contract.NodeChecked(
+        generation=fact.generation,
+        why=SUSPICIONS.number(fact.why),
+        looked=fact.looked,
+        findings=notes_to_wire(fact.findings),
+        blocking=fact.blocking,
+    )
+
+
+def _node_checked_from_wire(header: Header, wire: Wire) -> NodeEvent:
+    return _made(
+        events.NodeChecked,
+        header,
+        wire,
+        why=SUSPICIONS.member(wire.why),
+        looked=checked("looked", wire.looked, high=limits.INT32_MAX),
+        findings=findings_from_wire(wire.findings),
+        blocking=wire.blocking,
+    )
 
 
 def _started_to_wire(fact: events.WorkersStarted) -> Wire:
@@ -173,6 +198,7 @@ def _made(event: type[NodeEvent], header: Header, wire: Wire | None, /, **fields
 _ROWS: tuple[tuple[type[NodeEvent], str, Callable[[Any], Wire], Callable[[Header, Wire], NodeEvent]], ...] = (
     (events.NodePrepared, "node_prepared", _prepared_to_wire, _prepared_from_wire),
     (events.NodeFailed, "node_failed", _failed_to_wire, _failed_from_wire),
+    (events.NodeChecked, "node_checked", _node_checked_to_wire, _node_checked_from_wire),
     (events.WorkersStarted, "workers_started", _started_to_wire, _started_from_wire),
     (events.WorkerExited, "worker_exited", _exited_to_wire, _exited_from_wire),
     (events.Restored, "restored", _restored_to_wire, _restored_from_wire),

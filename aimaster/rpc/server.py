@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from aimaster.core.commands import Command, EndNode, Prepare, StartWorkers
+from aimaster.core.commands import CheckNode, Command, EndNode, Prepare, StartWorkers
 from aimaster.core.events import NodeEvent
 from aimaster.errors import BadMessage
 from aimaster.ids import NO_GENERATION, Generation, Incarnation, JobId, NodeId
@@ -53,7 +53,7 @@ LAST_WORD_S = 2.0
 """How long the last word to an agent may take; one that does not read is cut off."""
 STOP_GRACE_S = 1.0
 
-NodeCommand = Prepare | StartWorkers | EndNode
+NodeCommand = Prepare | StartWorkers | CheckNode | EndNode
 
 
 class Master(Protocol):
@@ -197,7 +197,7 @@ class AgentServer:
 
     def send(self, command: Command) -> bool:
         """Pass a command to its node; False if the node is not connected now."""
-        if not isinstance(command, Prepare | StartWorkers | EndNode):
+        if not isinstance(command, NodeCommand):
             raise TypeError(f"{type(command).__name__} is not a command to a node")
         session = self._sessions.get(command.node)
         if session is None:

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from aimaster.core.events import AgentPhase, StopKind, Tier
+from aimaster.core.events import FINDINGS_MAX, AgentPhase, StopKind, Suspicion, Tier
 from aimaster.core.sights import (
     COLLECTIVE_CHARS_MAX,
     WHERE_CHARS_MAX,
@@ -65,6 +65,7 @@ ACTIVITIES = EnumMap(Activity, contract.Sight, "activity", "ACTIVITY_")
 WAITS = EnumMap(Wait, contract.Sight, "wait", "WAIT_")
 TIERS = EnumMap(Tier, contract.Restored, "tier", "TIER_")
 STOP_KINDS = EnumMap(StopKind, contract.StopRequested, "kind", "STOP_KIND_")
+SUSPICIONS = EnumMap(Suspicion, contract.CheckNode, "why", "SUSPICION_")
 REFUSALS = EnumMap(RefusalKind, contract.Refused, "kind", "REFUSAL_KIND_")
 
 
@@ -269,6 +270,12 @@ def notes_from_wire(wires: Wire) -> tuple[str, ...]:
     """Inverse of `notes_to_wire`."""
     _check_count("notes", wires, limits.NOTES_MAX)
     return tuple(checked_text("notes", note, chars_max=limits.NOTE_CHARS_MAX) for note in wires)
+
+
+def findings_from_wire(wires: Wire) -> tuple[str, ...]:
+    """What a checked node's look found."""
+    _check_count("findings", wires, FINDINGS_MAX)
+    return tuple(checked_text("findings", line, chars_max=limits.NOTE_CHARS_MAX) for line in wires)
 
 
 def _check_count(name: str, values: Wire, count_max: int) -> None:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from aimaster.core.commands import (
     CancelTimer,
+    CheckNode,
     Command,
     Decision,
     EndNode,
@@ -253,7 +254,7 @@ class SimMaster:
 
     def _carry_out(self, commands: tuple[Command, ...]) -> None:
         for command in commands:
-            if isinstance(command, Prepare | StartWorkers | EndNode):
+            if isinstance(command, Prepare | StartWorkers | CheckNode | EndNode):
                 node = self._sessions.get(command.node)
                 if node is not None:
                     node.link.send("down", lambda n=node, c=command: n.obey(c))  # type: ignore[misc]

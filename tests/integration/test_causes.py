@@ -68,3 +68,17 @@ def test_causes_are_told_apart(tmp_path: Path) -> None:
         run = start_run(folder, "--max-restarts", "0", "--no-warm", script(folder, text))
         assert run.wait() == 20, run.stderr
         assert story(run)["rule"] == row
+
+
+BREAKS_ONCE = """
+import os, sys
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    raise OSError(5, "Input/output error")
+"""
+
+
+def test_a_node_whose_disk_failed_is_looked_at_before_it_takes_workers_again(tmp_path: Path) -> None:
+    run = start_run(tmp_path, "--max-restarts", "1", "--no-warm", script(tmp_path, BREAKS_ONCE))
+    assert run.wait() == 0, run.stderr
+    evidence = story(run)["evidence"]
+    assert any("was checked: " in line for line in evidence), evidence

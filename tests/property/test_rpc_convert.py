@@ -129,6 +129,13 @@ beats = st.builds(
 
 FACT_FIELDS: dict[type[events.NodeEvent], dict[str, st.SearchStrategy[typing.Any]]] = {
     events.NodePrepared: {"generation": generations, "rendezvous_port": ports},
+    events.NodeChecked: {
+        "generation": generations,
+        "why": st.sampled_from(events.Suspicion),
+        "looked": ranks,
+        "findings": notes,
+        "blocking": st.booleans(),
+    },
     events.NodeFailed: {"generation": generations, "what": texts},
     events.WorkersStarted: {"generation": generations},
     events.WorkerExited: {
@@ -199,6 +206,12 @@ def said_by_masters(draw: st.DrawFn) -> tuple[Header, MasterBody]:
             st.builds(Refused, kind=st.sampled_from(RefusalKind), message=texts),
             st.just(Ack()),
             st.builds(commands.Prepare, node=st.just(header.node), generation=generations, reason=reasons),
+            st.builds(
+                commands.CheckNode,
+                node=st.just(header.node),
+                generation=generations,
+                why=st.sampled_from(events.Suspicion),
+            ),
             start_commands(header.node),
             st.builds(
                 commands.EndNode,

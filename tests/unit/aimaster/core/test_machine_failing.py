@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aimaster.core.commands import Prepare, Reason
+from aimaster.core.commands import CheckNode, Prepare, Reason
 from aimaster.core.events import (
     HangKind,
     NodePrepared,
@@ -375,7 +375,7 @@ def test_a_script_that_hangs_at_its_exit_is_not_started_again() -> None:
     assert "all other ranks have finished" in play.view().sentence
 
 
-def test_a_slow_rank_is_said_and_nothing_is_done() -> None:
+def test_a_slow_rank_is_said_and_its_node_looked_at() -> None:
     play = Play((2, 2))
     play.run("a", "b")
     before = play.machine.digest()
@@ -392,7 +392,7 @@ def test_a_slow_rank_is_said_and_nothing_is_done() -> None:
         Reason.RANK_SLOW_NO_MORE,
         Reason.STALE,
     ]
-    assert not any(decision.commands for decision in said)
+    assert [[type(one) for one in decision.commands] for decision in said] == [[CheckNode], [], []]
     assert play.machine.digest() == before
     assert sentence(Reason.RANK_SLOW, said[0].facts) == (
         "the others wait for rank 1 on b: busy 0.9 of the time, 0.3 of it waiting for a processor"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from aimaster.core.commands import Reason
-from aimaster.core.events import Tier, TimerKind, WorkerExited
+from aimaster.core.events import NodeChecked, Suspicion, Tier, TimerKind, WorkerExited
 from aimaster.core.policy import Policy, Timeouts
 from aimaster.ids import NodeId
 from aimaster.journal.incidents import AlsoFailed, Incident, IncidentKind, incidents
@@ -60,6 +62,22 @@ def test_a_killed_worker() -> None:
     assert incident.recovered_s == pytest.approx(over - began)
     assert incident.identified_s == 0.0
     assert [(also.kind, also.node) for also in incident.also_failed] == [(IncidentKind.WORKER_FAILED, "a")]
+
+
+def test_what_a_look_found_belongs_to_the_incident() -> None:
+    play = Play((2, 2))
+    play.run("a", "b")
+    looked = NodeChecked(**play.current("b"), why=Suspicion.SLOW, looked=5)
+    play.tell(looked)
+    play.exited("b")
+    found = NodeChecked(
+        **play.current("b"), why=Suspicion.FAILURE, looked=5, findings=("gpu.ecc: fail",), blocking=True
+    )
+    play.tell(found)
+    play.tell(replace(found, findings=(), blocking=False))
+    play.restart()
+    (incident,) = told(play)
+    assert [(one.node, one.blocking) for one in incident.checked] == [("b", False)]
 
 
 def test_a_lost_node_is_the_cause_of_its_partners_failures() -> None:
