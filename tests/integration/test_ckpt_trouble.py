@@ -87,6 +87,7 @@ def check_trouble_passes(
     assert degraded(nodes) == ""
 
 
+@pytest.mark.slow
 def test_s3_that_is_busy_for_a_while(nodes: Nodes, s3_server: S3Server) -> None:
     nodes.root = s3_server.url(f"runs/{uuid.uuid4().hex}")
     worker = one_rank(nodes)
@@ -112,6 +113,7 @@ def test_a_full_disk_that_gets_room_again(nodes: Nodes, small_disk: Path) -> Non
     assert survey(open_storage(nodes.root)).visible[0].step == 7
 
 
+@pytest.mark.slow
 def test_unprotected_for_too_long_is_an_error_on_every_rank_at_the_same_step(
     nodes: Nodes, s3_server: S3Server
 ) -> None:

@@ -69,6 +69,7 @@ def test_a_jobs_metrics_follow_it(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_a_run_serves_them_and_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     port = free_port()
     path = script(tmp_path, "import time\nprint('here', flush=True)\ntime.sleep(600)\n")

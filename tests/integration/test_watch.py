@@ -8,6 +8,8 @@ import subprocess
 import threading
 from pathlib import Path
 
+import pytest
+
 from tests.runs import AIMASTER, DEADLINE_S, Run, script, start_run, until
 
 LOOP = """
@@ -34,6 +36,7 @@ def watching(run: Run, *words: str, stdout: int) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_line_for_what_changes_until_the_job_is_over(tmp_path: Path) -> None:
     run = job(tmp_path)
     watcher = watching(run, stdout=subprocess.PIPE)
@@ -53,6 +56,7 @@ def test_a_line_for_what_changes_until_the_job_is_over(tmp_path: Path) -> None:
     assert len(lines) < 30, "not a line for every look"
 
 
+@pytest.mark.slow
 def test_a_picture_on_a_terminal_and_nothing_without_a_job(tmp_path: Path) -> None:
     run = job(tmp_path)
     mine, its = os.openpty()

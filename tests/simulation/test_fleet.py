@@ -41,6 +41,7 @@ def test_a_scenario_is_decided_as_ever(path: Path) -> None:
     assert told == golden.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [*KEPT, *range(4)])
 def test_a_swarm_of_fleets(seed: int) -> None:
     fleet = Fleet(nodes=16 + 8 * seed, spares=seed, minutes=20, seed=seed, mtbf_s=120.0)
