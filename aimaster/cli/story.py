@@ -191,6 +191,9 @@ _WHY_ENDED = {
 def _not_harder(incident: Incident, rule: Rule | None) -> str:
     if incident.ended_job:
         return ""
+    if "same_fault" in incident.facts:
+        nodes = incident.facts["same_fault"]
+        return f"the same fault on {nodes} nodes is no node's fault; none was set aside for it"
     if incident.kind in (IncidentKind.NODE_LOST, IncidentKind.NODE_LEFT):
         return "the node is used again once it is back and passes its check"
     if rule is not None and rule.blame in (Blame.NODE, Blame.DEVICE):

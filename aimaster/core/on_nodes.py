@@ -6,8 +6,8 @@ Each handler first checks who speaks (`aimaster.core.guards`), then changes the 
 
 from __future__ import annotations
 
+from aimaster.core import commoncause, units
 from aimaster.core import generation as gen
-from aimaster.core import units
 from aimaster.core.commands import CheckNode, Reason
 from aimaster.core.events import (
     AgentPhase,
@@ -185,18 +185,26 @@ def prepared(turn: Turn, event: NodePrepared) -> None:
 
 
 def failed(turn: Turn, event: NodeFailed) -> None:
-    """A node could not do what it was told. It is tried again, last of all, before it is set aside."""
+    """A node could not do what it was told. It is tried again, last of all, before it is set aside.
+
+    What fails on many nodes in the same way is held against none of them.
+    """
     node = current(turn, event)
     if node is None or node.failed_generation == event.generation:
         return
     turn.legal(node, NodeTrigger.SET_ASIDE)
     node.failed_generation = event.generation
     needed = is_needed(turn, node)
-    node.strikes += 1
-    if node.strikes >= turn.policy.node_strikes_max:
-        turn.move_node(node, NodeTrigger.SET_ASIDE)
-    turn.state.touch(node)
+    commoncause.note(turn, node, event)
+    same = commoncause.bearers(turn, node)
+    if same:
+        commoncause.acquit(turn, same)
+    else:
+        node.strikes += 1
+        if node.strikes >= turn.policy.node_strikes_max:
+            turn.move_node(node, NodeTrigger.SET_ASIDE)
     turn.say(Reason.NODE_FAILED, node=node.id, what=event.what, strikes=node.strikes)
+    turn.say(Reason.NODE_FAILED, same_fault=len(same) or None)
     if needed:
         gen.broken(turn, Reason.NODE_FAILED, cause=Cause.NODE_FAILED, node=node.id)
     elif turn.job.phase is JobPhase.WAITING:

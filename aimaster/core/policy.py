@@ -98,11 +98,20 @@ class Policy:
     """Without checkpoints, an attempt that made steps for so long got further."""
     node_strikes_max: int = 2
     """How often in a row a node may fail to prepare or start before it is set aside."""
+    common_cause_nodes_min: int = 3
+    """So many nodes with the same fault are no coincidence: it is not held against any of them."""
+    common_cause_window_s: float = 300.0
+    """Within which time."""
     timeouts: Timeouts = field(default_factory=Timeouts)
 
     def __post_init__(self) -> None:
         if self.fruitless_attempts_max < 1 or self.node_strikes_max < 1:
             raise ValueError("fruitless_attempts_max and node_strikes_max must be at least 1")
+        if self.common_cause_nodes_min < 2 or self.common_cause_window_s < 0:
+            raise ValueError(
+                "common_cause_nodes_min must be at least 2 and common_cause_window_s not negative, got "
+                f"{self.common_cause_nodes_min} and {self.common_cause_window_s}"
+            )
 
     def budget(self, cause: Cause) -> Budget:
         """The budget that a cause is charged to."""

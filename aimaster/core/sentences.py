@@ -60,7 +60,11 @@ _TEMPLATES: Mapping[Reason, tuple[str, ...]] = {
     Reason.NODE_LOST: ("node {node} is lost", ", silent for {silent_s} s"),
     Reason.NODE_LEFT: ("node {node} left",),
     Reason.NODE_RESTARTED: ("the agent of node {node} started anew",),
-    Reason.NODE_FAILED: ("node {node} could not do what it was told", ": {what}"),
+    Reason.NODE_FAILED: (
+        "node {node} could not do what it was told",
+        ": {what}",
+        " (the same on {same_fault} nodes, so that it is held against none of them)",
+    ),
     Reason.NODE_CHECKED: (
         "node {node} was checked ({why})",
         ": {looked} checks looked",
@@ -94,6 +98,8 @@ def last_words(reason: Reason, facts: Facts) -> str:
         text = f"{sentence(Reason.WORKER_FAILED, facts)}; {text}"
     elif reason in _GIVING_UP and "stalled_s" in facts:
         text = f"{sentence(Reason.WORKERS_HUNG, facts)}; {text}"
+    elif reason in _GIVING_UP and "same_fault" in facts:
+        text = f"{sentence(Reason.NODE_FAILED, facts)}; {text}"
     return text[:SENTENCE_CHARS_MAX]
 
 

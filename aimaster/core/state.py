@@ -150,6 +150,9 @@ class NodeRecord:
     """How often it failed to do what it was told since its workers last started."""
     failed_generation: Generation = NO_GENERATION
     """The generation of its newest failure: the same report may come twice after a restart of the master."""
+    fault: str = ""
+    """A mark of its newest failure, equal for equal faults of all nodes; see `aimaster.core.commoncause`."""
+    fault_at_s: float = 0.0
     end_code: int | None = None
     """The exit code that it was told to end with."""
     unit: Unit | None = None
@@ -165,8 +168,9 @@ class NodeRecord:
                 *(self.wanted_node_rank, self.order, self.state.value, self.suspect, self.retired),
                 *(self.generation, self.port, self.node_rank, self.first_rank),
                 *(tuple(sorted(self.finished)), self.strikes, self.failed_generation, self.end_code),
-                # Without a unit nothing is added: the journals of such jobs keep their digests.
+                # Without a unit or a fault nothing is added: the journals of such jobs keep their digests.
                 *((self.unit.canonical(),) if self.unit is not None else ()),
+                *((self.fault, self.fault_at_s) if self.fault else ()),
             )
         )
 

@@ -39,7 +39,7 @@ class NodeTrigger(Enum):
     START = "start"  # it is told to start its workers
     STARTED = "started"  # it said so
     FINISHED = "finished"  # the last of its workers ended well
-    RELEASE = "release"  # a new generation does without it
+    RELEASE = "release"  # a new generation does without it, or what spoke against it is no node's fault
     SET_ASIDE = "set_aside"  # it did not do what it was told
     END = "end"  # it is told to end
     DIED = "died"  # given up by the detector
@@ -100,7 +100,7 @@ NODE_MOVES: Mapping[tuple[NodeState, NodeTrigger], NodeState] = dict(
         *_rows(NodeTrigger.START, {_N.PREPARED: _N.STARTING}),
         *_rows(NodeTrigger.STARTED, {_N.STARTING: _N.RUNNING, _N.FINISHED: _N.FINISHED}),
         *_rows(NodeTrigger.FINISHED, {_N.STARTING: _N.FINISHED, _N.RUNNING: _N.FINISHED}),
-        *_rows(NodeTrigger.RELEASE, _all_to(_MEMBER, _N.SPARE)),
+        *_rows(NodeTrigger.RELEASE, _all_to((*_MEMBER, _N.ASIDE), _N.SPARE)),
         *_rows(NodeTrigger.SET_ASIDE, _all_to(_HERE, _N.ASIDE)),
         *_rows(NodeTrigger.END, _all_to((*_HERE, _N.ENDING), _N.ENDING)),
         *_rows(NodeTrigger.DIED, _all_to((*_HERE, _N.ENDING), _N.LOST)),

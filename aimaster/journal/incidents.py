@@ -35,6 +35,8 @@ from aimaster.journal.base import Entry
 ALSO_FAILED_MAX = 64
 """How many further failures an incident names."""
 
+SAME_FAULT = "same_fault"
+"""On how many nodes a fault was seen, where that is too many for a chance."""
 ENDED_GENERATION = "ended_generation"
 """The fact that a decision carries exactly if it ended a generation (`aimaster.core.generation.broken`)."""
 
@@ -159,6 +161,8 @@ def _take(story: _Story, entry: Entry) -> None:
         _death_explains(story, entry)
     elif isinstance(event, NodeChecked):
         _checked(story, event)
+    if SAME_FAULT in facts and story.newest is not None:
+        story.update(facts={**story.newest.facts, SAME_FAULT: facts[SAME_FAULT]})
     starts = [c for c in record.decision.commands if isinstance(c, StartWorkers)]
     if starts and record.decision.reason is Reason.GENERATION_PREPARED:
         story.members = frozenset(c.node for c in starts)

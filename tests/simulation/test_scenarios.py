@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from aimaster.core.policy import Budget, Policy
 from aimaster.journal.incidents import IncidentKind
 from aimaster.simulation.faults import Fault, FaultKind
 from aimaster.simulation.run import Result, simulate
@@ -100,3 +101,16 @@ def test_a_thousand_nodes_lose_a_rack(hundreds: int) -> None:
     assert result.exit_code == 0
     assert len(result.incidents) == 1
     assert result.attempts == 2
+
+
+def test_a_fault_that_all_nodes_show_takes_none_of_them_away() -> None:
+    """Each refuses more often than a node may; without all four nodes nothing would go on."""
+    faults = [(FaultKind.FAIL_PREPARE, node, 20.0) for node in range(4)]
+    policy = Policy(node_failures=Budget(limit=40), node_strikes_max=1)
+    world_of_four = {"agents": 4, "max_nodes": 4, "min_nodes": 4, "policy": policy}
+    result = world(*faults, (FaultKind.KILL_WORKER, 0, 25.0), lasts_s=5.0, **world_of_four)
+    (incident,) = result.incidents
+    assert incident.recovered_s is not None
+    assert incident.recovered_s < 25.0  # they come back without a new life of any agent
+    assert incident.facts["same_fault"] in (3, 4)
+    assert (result.exit_code, result.attempts) == (0, 2)

@@ -121,8 +121,8 @@ class Play:
     def left(self, node: str) -> Decision:
         return self.tell(NodeLeft(**self.about(node), exit_code=0))
 
-    def failed(self, node: str) -> Decision:
-        return self.tell(NodeFailed(**self.current(node), what="a worker does not end"))
+    def failed(self, node: str, what: str = "a worker does not end") -> Decision:
+        return self.tell(NodeFailed(**self.current(node), what=what))
 
     def committed(self, node: str, step: int, *, durable: bool = False) -> Decision:
         return self.tell(StepCommitted(**self.current(node), step=step, durable=durable))
