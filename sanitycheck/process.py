@@ -50,6 +50,8 @@ _DROPPED = (
     "MASTER_ADDR",
     "MASTER_PORT",
 )
+_KEPT = ("AIMASTER_OWNER",)
+"""Says to an agent whose process this is: without it, its probes would be ended as leftovers of a worker."""
 _DROPPED_PREFIXES = ("TORCHELASTIC_", "AIMASTER_", "EASYCKPT_")
 _FORCED = {
     # A probe is not a worker: hooks that torch would load from entry points stay out.
@@ -68,7 +70,7 @@ def probe_environment(environment: Mapping[str, str], *, threads: int) -> dict[s
     kept = {
         key: value
         for key, value in environment.items()
-        if key not in _DROPPED and not key.startswith(_DROPPED_PREFIXES)
+        if key in _KEPT or (key not in _DROPPED and not key.startswith(_DROPPED_PREFIXES))
     }
     blas = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     return {**_UNLESS_SET, **kept, **blas, **_FORCED}

@@ -31,8 +31,10 @@ from sanitycheck.render.sentences import describe
 Rules = Callable[[], Sequence[Rule]]
 """Reads the rules of diagnosis."""
 
-LOOK_S = 20.0
-"""For a whole look; a healthy node answers in about a second."""
+LOOK_S = 60.0
+"""For a whole look; a healthy node answers in about a second, and half of it proves a mount dead.
+
+The master waits longer for a node to prepare (`aimaster.core.policy.Timeouts`)."""
 LEAST_PRIORITY = 19
 
 _DEVICES = (

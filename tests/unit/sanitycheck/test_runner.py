@@ -22,6 +22,7 @@ import sanitycheck
 from sanitycheck.check import Check, Lane
 from sanitycheck.errors import UnknownCheckError, UsageError
 from sanitycheck.options import Options
+from sanitycheck.process import probe_environment
 from sanitycheck.reasons import Reason
 from sanitycheck.result import Finding, Level, Result, Verdict
 from sanitycheck.runner import run_checks
@@ -434,3 +435,14 @@ def test_what_does_not_exist_is_a_usage_error() -> None:
         sanitycheck.run(options=Options(only=("host.disk",), skip=("host.disk",)))
     with pytest.raises(UsageError, match="time limit"):
         sanitycheck.run(timeout_s=0)
+
+
+def test_a_probe_keeps_the_mark_of_its_owner_and_nothing_that_makes_a_worker() -> None:
+    given = {"AIMASTER_OWNER": "d1.agent", "AIMASTER_AGENT": "/run/agent.sock", "RANK": "0", "HOME": "/root"}
+    kept = probe_environment(given, threads=1)
+    assert {name: kept.get(name) for name in given} == {
+        "AIMASTER_OWNER": "d1.agent",
+        "AIMASTER_AGENT": None,
+        "RANK": None,
+        "HOME": "/root",
+    }
