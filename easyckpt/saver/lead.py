@@ -196,7 +196,7 @@ class Lead:
         elif isinstance(message, DrainWanted):
             self._drains.add(message.node_rank)
             self._ledger.want_persist()
-            self.after(())
+            self.after(self._ledger.gone(message.gone))
         elif isinstance(message, RankLoaded):
             _LOG.info("rank %d resumed from step %d (%s)", message.rank, message.step, message.tier)
         else:

@@ -147,15 +147,12 @@ class Ledger:
 
     def metrics_of(self, step: int) -> dict[str, float]:
         """What rank 0's save() was given."""
-        entry = self._steps.get(step)
-        return entry.metrics if entry is not None else {}
+        return self._steps[step].metrics if step in self._steps else {}
 
     def stage_of(self, step: int) -> tuple[Stage, str] | None:
         """How far a step is and why no further; None if it was never asked for (or long ago)."""
         entry = self._steps.get(step)
-        if entry is None:
-            return None
-        return entry.stage, entry.reason
+        return None if entry is None else (entry.stage, entry.reason)
 
     def ask(
         self,
@@ -213,12 +210,18 @@ class Ledger:
         return self._exposure.refusal(now, limit_s=limit_s, durable=self.durable, why=why)
 
     def _give_up_if_left_out(self, rank: int, step: int) -> tuple[Change, ...]:
-        """A rank that goes on to a later step will never save the one in flight (it could not reach its
-        saver)."""
+        """A rank that goes on to a later step without its saver will never save the one in flight."""
         entry = self._in_flight
         if entry is None or step <= entry.step or rank in entry.asked or entry.stage is not Stage.STAGING:
             return ()
         return self._abandon(entry, f"rank {rank} went on to step {step} without saving it")
+
+    def gone(self, ranks: tuple[int, ...]) -> tuple[Change, ...]:
+        """Nothing more comes of these ranks: what one of them has not asked for will never be whole."""
+        entry = self._in_flight
+        if entry is None or entry.stage is not Stage.STAGING or entry.asked.issuperset(ranks):
+            return ()
+        return self._abandon(entry, "a rank that has not saved it is gone")
 
     def _refusal(self, step: int) -> str:
         if step <= self._newest_asked:
@@ -232,8 +235,7 @@ class Ledger:
         return ""
 
     def _note(self, step: int, stage: Stage, reason: str, now: float) -> _Step:
-        entry = _Step(step=step, stage=stage, reason=reason, began_at=now)
-        self._steps[step] = entry
+        entry = self._steps[step] = _Step(step=step, stage=stage, reason=reason, began_at=now)
         self._newest_asked = max(self._newest_asked, step)
         while len(self._steps) > HISTORY_MAX:
             self._steps.popitem(last=False)
@@ -302,8 +304,8 @@ class Ledger:
             return ()
         if now - entry.began_at < STAGE_TIMEOUT_S:
             return ()
-        lacking = self._lacking(entry.sealed)
-        return self._abandon(entry, f"not sealed within {STAGE_TIMEOUT_S:g} s by ranks {lacking}")
+        who = self._lacking(entry.sealed)
+        return self._abandon(entry, f"not sealed within {STAGE_TIMEOUT_S:g} s by ranks {who}")
 
     def _lacking(self, ranks: set[int]) -> str:
         lacking = sorted(set(range(self._world_size)) - ranks)

@@ -341,9 +341,9 @@ class Member:
 
     # --- the end ---
 
-    def ask_persist(self) -> None:
+    def ask_persist(self, *, gone: tuple[int, ...] = ()) -> None:
         """Have the newest step made durable, whatever the interval says."""
-        self._send(DrainWanted(node_rank=self.begin.node_rank))
+        self._send(DrainWanted(node_rank=self.begin.node_rank, gone=gone))
 
     def retire(self, why: str) -> None:
         """The generation is over here: whoever waits is told."""
@@ -355,7 +355,7 @@ class Member:
     async def drain(self, timeout_s: float) -> Drained:
         """Have the newest step made durable; what is safe now, or when the time or the lead is over."""
         self._drained = None
-        self.ask_persist()
+        self.ask_persist(gone=self.ranks)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         alone_since: float | None = None

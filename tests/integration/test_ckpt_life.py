@@ -30,6 +30,8 @@ from tests.ckpt_nodes import Nodes, make_nodes, process_is_gone, wait_until
 
 WORKER = Path(__file__).with_name("ckpt_worker.py")
 PATIENCE_S = 120
+DRAINS_S = 60.0
+"""Half of what a saver gives its last step, where it must not need it; usually it takes no second."""
 
 
 @pytest.fixture
@@ -71,6 +73,28 @@ def test_a_saver_that_is_left_alone_drains_and_leaves_nothing(
         nodes.begin(1, [nodes.start()])
         (worker,) = nodes.workers()
         assert worker.load(state(0)) == 2
+
+
+def test_a_step_that_one_rank_never_saved_does_not_keep_a_saver_that_is_left_alone(
+    tmp_path: Path, clean_env: pytest.MonkeyPatch
+) -> None:
+    """Its partner's piece is sealed, and would be waited for as long as a save may take."""
+    with make_nodes(tmp_path, clean_env, linger_s=0.5) as nodes:
+        nodes.begin(1, [nodes.start()], ranks=2)
+        workers = nodes.workers()
+        for worker in workers:
+            worker.load(state(0))
+        saved = [worker.save(state(1), step=1) for worker in workers]
+        for handle in saved:
+            handle.wait("durable", 60)
+        workers[0].save(state(2), step=2)
+        workers[0].save(state(3), step=3, block=False)  # returns when step 2 was told to the saver
+        (node,) = nodes.nodes
+        nodes.drop_workers()
+        assert node.owner is not None
+        node.owner.close()
+        assert node.process.process is not None
+        assert node.process.process.wait(DRAINS_S) == 0
 
 
 def test_an_owner_that_comes_back_adopts_the_saver_and_its_memory(nodes: Nodes) -> None:

@@ -184,6 +184,19 @@ def test_a_rank_that_went_on_without_the_step_in_flight_ends_it() -> None:
     assert granted(book, 1, 6)
 
 
+def test_a_step_that_waits_for_a_rank_that_is_gone_is_given_up() -> None:
+    book = ledger()
+    assert granted(book, 0, 5)
+    book.sealed(0, 5)
+    assert book.gone((0,)) == ()  # it has saved it
+    (change,) = book.gone((0, 1))
+    assert (change.step, change.stage) == (5, Stage.ABANDONED)
+    assert book.gone((0, 1)) == ()
+    assert granted(book, 0, 6)
+    assert granted(book, 1, 6)
+    assert book.gone((0, 1)) == ()  # both copies are under way
+
+
 def test_a_step_that_is_not_whole_is_protected_but_not_written() -> None:
     book = ledger()
     book.taken_over(4, whole=False, now=0.0)
