@@ -76,9 +76,10 @@ class _Rank:
     """The longest time without a step in this window."""
 
     def take(self, now: RankEffort) -> None:
-        self.pause_s = max(self.pause_s, now.effort.at_s - self.moved_s)
         if now.steps != self.newest.steps:
             self.moved_s = now.effort.at_s
+        else:  # between two reports with steps there is no telling; with seldom ones it is long
+            self.pause_s = max(self.pause_s, now.effort.at_s - self.moved_s)
         self.newest = now
 
     def begin_window(self) -> None:

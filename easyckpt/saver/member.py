@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -100,6 +100,8 @@ class Member:
         self._verdicts: dict[tuple[int, int], asyncio.Future[Verdict]] = {}
         self._stages: OrderedDict[int, StageInfo] = OrderedDict()
         self._refused: Failure | None = None
+        self._connections: Counter[int] = Counter()
+        """Of each rank that was ever here."""
         self._changed = asyncio.Event()
         self._drained: Drained | None = None
         self._upkeep = Upkeep(begin, holdings=holdings, dialer=dialer, threads=threads, send=self._send)
@@ -237,6 +239,15 @@ class Member:
 
     # --- saves ---
 
+    def came(self, rank: int) -> None:
+        """A worker of this rank has connected."""
+        self._connections[rank] += 1
+
+    def left(self, rank: int) -> None:
+        """A connection of this rank has ended."""
+        self._connections[rank] -= 1
+        self._resumes.gone(rank)
+
     def open(self, options: Open) -> None:
         """A rank's checkpointer.
 
@@ -341,8 +352,13 @@ class Member:
 
     # --- the end ---
 
-    def ask_persist(self, *, gone: tuple[int, ...] = ()) -> None:
-        """Have the newest step made durable, whatever the interval says."""
+    def ask_persist(self) -> None:
+        """Have the newest step made durable, whatever the interval says.
+
+        A rank that is still connected may be about to save the step that its partners have saved: only what
+        waits for one that has left is given up.
+        """
+        gone = tuple(rank for rank in self.ranks if self._connections.get(rank) == 0)
         self._send(DrainWanted(node_rank=self.begin.node_rank, gone=gone))
 
     def retire(self, why: str) -> None:
@@ -355,7 +371,7 @@ class Member:
     async def drain(self, timeout_s: float) -> Drained:
         """Have the newest step made durable; what is safe now, or when the time or the lead is over."""
         self._drained = None
-        self.ask_persist(gone=self.ranks)
+        self.ask_persist()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         alone_since: float | None = None

@@ -168,8 +168,8 @@ class DrainWanted(Message, frozen=True, kw_only=True):
     """Make the newest step durable whatever the interval says, and say so (`Drained`)."""
 
     node_rank: int
-    gone: tuple[int, ...] = ()
-    """Ranks of this node that save nothing any more: a step that waits for one of them is given up."""
+    gone: tuple[int, ...]
+    """Ranks of this node whose workers have left: a step that waits for one of them is given up."""
 
 
 # --- lead saver to member

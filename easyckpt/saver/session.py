@@ -128,7 +128,7 @@ class Session:
         finally:
             self._let_go()
             if self._member is not None:
-                self._member.resumes.gone(self.rank)
+                self._member.left(self.rank)
             self.channel.close()
 
     async def _serve(self) -> None:
@@ -265,6 +265,8 @@ class Session:
                 ) from None
         if self.rank not in member.ranks:
             raise Misuse(f"rank {self.rank} is not on this node, which has ranks {list(member.ranks)}")
+        if member is not self._member:
+            member.came(self.rank)
         self._member = member
         return member
 

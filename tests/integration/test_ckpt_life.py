@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +97,23 @@ def test_a_step_that_one_rank_never_saved_does_not_keep_a_saver_that_is_left_alo
         node.owner.close()
         assert node.process.process is not None
         assert node.process.process.wait(DRAINS_S) == 0
+
+
+def test_a_rank_that_closes_waits_for_a_partner_that_has_yet_to_save_the_last_step(nodes: Nodes) -> None:
+    nodes.begin(1, [nodes.start()], ranks=2)
+    first, second = nodes.workers()
+    nodes.load_together([first, second], [state(0), state(0)])
+    for worker in (first, second):
+        worker.save(state(1), step=1, block=True)
+    with ThreadPoolExecutor(1) as pool:
+        first.save(state(2), step=2, block=True)
+        closing = pool.submit(first.close)
+        with pytest.raises(FutureTimeout):
+            closing.result(1.0)
+        second.save(state(2), step=2, block=True).wait("durable", 60)
+        second.close()
+        closing.result(60)
+    nodes.checkpointers.clear()
 
 
 def test_an_owner_that_comes_back_adopts_the_saver_and_its_memory(nodes: Nodes) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from easyckpt.saver.commits import Threads
 from easyckpt.saver.holdings import Holdings
 from easyckpt.saver.member import Member
-from easyckpt.saver.peering import StageFailed
+from easyckpt.saver.peering import DrainWanted, StageFailed
 from easyckpt.saver.protocol import Begin, Message
 from easyckpt.saver.replicate import Dialer
 
@@ -51,6 +51,24 @@ def test_what_a_broken_connection_may_have_lost_is_told_again() -> None:
         again: list[Message] = []
         one.connected(again.append)
         assert failures(again) == [(2, 7), (3, 8)]
+
+
+def test_only_ranks_that_have_left_are_said_to_be_gone() -> None:
+    """One that closes must not cost its partner, who is a moment behind, the last step."""
+    with member() as one:
+        told: list[Message] = []
+        one.connected(told.append)
+        one.ask_persist()
+        for rank in (2, 3, 3):
+            one.came(rank)
+        one.left(3)  # it has connected anew meanwhile
+        one.ask_persist()
+        one.left(3)
+        one.ask_persist()
+        one.left(2)
+        one.ask_persist()
+        gone = [message.gone for message in told if isinstance(message, DrainWanted)]
+        assert gone == [(), (), (3,), (2, 3)]
 
 
 def test_a_change_between_asking_and_waiting_is_not_missed() -> None:

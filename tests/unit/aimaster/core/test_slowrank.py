@@ -21,12 +21,15 @@ Draw = Callable[[int, random.Random], tuple[float, float]]
 class Job:
     """Ranks that meet after each step, two to a node; each node's clock starts elsewhere."""
 
-    def __init__(self, ranks: int, draw: Draw, *, seed: int = 1, own_sleep_s: float = 0.0) -> None:
+    def __init__(
+        self, ranks: int, draw: Draw, *, seed: int = 1, own_sleep_s: float = 0.0, beat_s: float = BEAT_S
+    ) -> None:
         self.watch = SlowWatch()
         self.draw = draw
         self._ranks = ranks
         self._rng = random.Random(seed)
         self._own_sleep_s = own_sleep_s
+        self._beat_s = beat_s
         self._now = 0.0
         self._steps = 0
         self._running = [0.0] * ranks
@@ -38,31 +41,37 @@ class Job:
         begin, beat = self._now, self._now
         while self._now < begin + seconds:
             work = [self.draw(rank, self._rng) for rank in range(self._ranks)]
+            end = self._now + max(running + starved for running, starved in work) + self._own_sleep_s
+            while beat + self._beat_s < end:
+                beat += self._beat_s
+                found = self._beat(beat, work)
+                if found is not None:
+                    said.append((beat - begin, found))
             for rank, (running, starved) in enumerate(work):
                 self._running[rank] += running
                 self._awake[rank] += running + starved
-            self._now += max(running + starved for running, starved in work) + self._own_sleep_s
+            self._now = end
             self._steps += 1
-            while beat < self._now:
-                beat += BEAT_S
-                found = self._beat()
-                if found is not None:
-                    said.append((self._now - begin, found))
         return said
 
-    def _beat(self) -> RankSlow | None:
+    def _beat(self, at_s: float, work: list[tuple[float, float]]) -> RankSlow | None:
+        """In the middle of a step."""
         for node in range(0, self._ranks, 2):
             here = range(node, min(node + 2, self._ranks))
             efforts = [
-                RankEffort(rank=rank, steps=self._steps, effort=self._effort(rank, 1e5 * node))
+                RankEffort(rank=rank, steps=self._steps, effort=self._effort(rank, at_s, work[rank]))
                 for rank in here
             ]
             self.watch.take(NodeId(f"n{node // 2}"), G1, efforts)
         return self.watch.look(G1, self._ranks)
 
-    def _effort(self, rank: int, clock_s: float) -> Effort:
+    def _effort(self, rank: int, at_s: float, work: tuple[float, float]) -> Effort:
+        running, starved = work
+        awake = min(at_s - self._now, running + starved)
         return Effort(
-            at_s=clock_s + self._now, awake_s=5.0 + self._awake[rank], running_s=self._running[rank]
+            at_s=1e5 * (rank // 2) + at_s,
+            awake_s=5.0 + self._awake[rank] + awake,
+            running_s=self._running[rank] + awake * running / (running + starved),
         )
 
 
@@ -86,6 +95,12 @@ def test_a_rank_that_works_half_as_long_again_is_named_within_a_minute(ranks: in
     ((_, found),) = job.run(100.0)
     assert (found.ranks, found.over) == ((1,), True)
     assert job.watch.named is None
+
+
+@pytest.mark.parametrize("beat_s", [3.0, 5.0])
+def test_heartbeats_that_come_seldom_name_it_too(beat_s: float) -> None:
+    ((_, found),) = Job(4, lambda rank, rng: ((0.15 if rank == 1 else 0.1), 0.0), beat_s=beat_s).run(120.0)
+    assert found.ranks == (1,)
 
 
 def test_a_node_whose_ranks_are_slow_together_is_named() -> None:
