@@ -20,7 +20,7 @@ dist.init_process_group("gloo")
 x = torch.ones(1) * (dist.get_rank() + 1)
 dist.all_reduce(x)
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-print("rank", dist.get_rank(), "sum", x.item(), "attempt", attempt, flush=True)
+os.write(1, f"rank {dist.get_rank()} sum {x.item()} attempt {attempt}\\n".encode())
 if attempt < int(os.environ.get("KILLS", "0")) and dist.get_rank() == 1:
     os.kill(os.getpid(), 9)
 dist.barrier()
