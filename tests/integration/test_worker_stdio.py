@@ -24,10 +24,11 @@ ONE: list[dict[str, Any]] = [{"start": {}}, {"exits_of": 1}, {"stop": 5}]
 TWO: list[dict[str, Any]] = [{"start": {}}, {"exits_of": 2}, {"stop": 5}, {"last_lines": 1}]
 TALK = """\
 import os, sys
-print("out of", os.environ["RANK"])
-print("err of", os.environ["RANK"], file=sys.stderr)
+sys.stdout.write(f"out of {os.environ['RANK']}\\n")
+sys.stderr.write(f"err of {os.environ['RANK']}\\n")
 os.system("echo shell of $RANK")
 """
+"""One write a line, for two ranks share torchrun's own pipe; print() takes one for each part."""
 
 
 @pytest.fixture
