@@ -32,12 +32,18 @@ class Run:
     @property
     def stdout(self) -> str:
         """What it wrote to stdout so far."""
-        return self.output.read_text()
+        return self._written(self.output)
 
     @property
     def stderr(self) -> str:
         """What it wrote to stderr so far."""
-        return self.trouble.read_text()
+        return self._written(self.trouble)
+
+    def _written(self, path: Path) -> str:
+        """Whole lines only while it runs: `print` writes a line and its end one after the other."""
+        ended = self.process.poll() is not None
+        text = path.read_text()
+        return text if ended else text[: text.rfind("\n") + 1]
 
     def wait(self, timeout_s: float = DEADLINE_S) -> int:
         """Its exit code."""

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -141,11 +141,16 @@ def test_workers_killed_at_random_train_bit_equal_to_the_end(nodes: Nodes) -> No
         node = nodes.start()
         log = nodes.folder / f"{name}.log"
         for attempt in range(kills + 1):
+            before = len(lines(log))
             nodes.begin(attempt + 1, [node], ranks=2)
             ranks = [start_rank(nodes, node, rank, log=log, steps=steps) for rank in range(2)]
             if attempt < kills:
                 target = steps * (attempt + 1) // (kills + 1)
-                wait_until(lambda log=log, target=target: newest(log) >= target, f"step {target}")
+                # A step of this attempt: one that the attempt before had already reached says nothing.
+                wait_until(
+                    lambda log=log, before=before, target=target: newest(lines(log)[before:]) >= target,
+                    f"step {target}",
+                )
                 time.sleep(dice.random() * 0.1)
                 os.kill(ranks[dice.randrange(2)].pid, signal.SIGKILL)
                 for process in ranks:
@@ -196,10 +201,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
 
-def newest(path: Path) -> int:
-    """The newest step that both ranks have saved."""
+def newest(found: Iterable[dict[str, Any]]) -> int:
+    """The newest step that both ranks have saved, by these lines."""
     steps = {0: 0, 1: 0}
-    for line in lines(path):
+    for line in found:
         if line["event"] == "step":
             steps[line["rank"]] = max(steps[line["rank"]], line["step"])
     return min(steps.values())
