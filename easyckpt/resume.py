@@ -115,6 +115,13 @@ def _compare(
 ) -> tuple[Loader, tuple[ChunkSpec, ...]]:
     where = f"step {offer.step}"
     resized = offer.saved_ranks != link.seat.world_size
+    if offer.borrowed and not resized:
+        _LOG.warning(
+            "step %d: rank %d's own piece is lost; its tensors are those of ranks with equal ones, its plain "
+            "values another rank's, and its random numbers begin anew",
+            offer.step,
+            link.seat.rank,
+        )
     if resized and link.seat.rank == 0:
         _LOG.info(
             "step %d was saved by %d ranks, and now there are %d: what each rank has alone, such as random "
@@ -129,7 +136,7 @@ def _compare(
         known={item.name: Known(dtype=item.dtype, global_shape=item.global_shape) for item in offer.tensors},
         strict=strict,
         only=only,
-        reseed=(offer.seed, link.seat.rank) if resized else None,
+        reseed=(offer.seed, link.seat.rank) if resized or offer.borrowed else None,
         where=where,
     )
     return loader, loader.compare()

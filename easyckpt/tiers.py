@@ -3,13 +3,18 @@
 A step that another number of ranks saved is restored too: its plan names, for each saved rank, everything
 that can be had (`Plan.reshaped`); who needs which bytes of it is found later, by `easyckpt.catalog`.
 
-A *candidate* is a step in memory (one generation's save) or a step that is visible on storage. It can be
-restored if every rank's piece is somewhere: in a saver's memory or on storage. Pieces of different origin
+A *candidate* is a step in memory (one generation's save) or a step that is visible on storage. It is *whole*
+if every rank's piece is somewhere: in a saver's memory or on storage. Pieces of different origin
 are used together only if they are proved to be of the same save: every piece in memory that storage also
 has must have the digest that storage says. So a restore never mixes steps or generations, whatever survived.
 
+A step of which pieces are lost can be restored all the same if ranks that had equal tensors have theirs
+(`easyckpt.saver.shares.roster_of`): its tensors are all there. What is lost are the plain values of the ranks
+in question (`Plan.lost`), which take another rank's, and begin their random numbers anew.
+
 The newest step wins; of equal ones that of the higher generation; per rank the nearest tier: the memory of
-the node where the rank runs, another node's memory, storage.
+the node where the rank runs, another node's memory, storage. A step that is not whole wins only over storage:
+a whole one in memory is at most one save older, and training goes on from it bit by bit.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from dataclasses import dataclass
 
 from easyckpt.saver.peering import Source
 from easyckpt.saver.protocol import Held, Key
+from easyckpt.saver.shares import roster_of
 
 __all__ = ["DISK", "MEMORY", "PEER", "OnDisk", "Plan", "choose"]
 
@@ -51,7 +57,13 @@ class Plan:
     world_size: int
     """Number of ranks that saved the step."""
     reshaped: bool = False
-    """Whether that was another number than now."""
+    """Whether that was another number than now, or pieces are lost."""
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """Saved ranks whose pieces are nowhere; other ranks have equal tensors."""
+        there = {source.rank for source in self.sources}
+        return tuple(rank for rank in range(self.world_size) if rank not in there)
 
     def holders(self, nodes: int) -> tuple[tuple[int, ...], ...]:
         """By node: the saved ranks whose pieces it has in memory, each rank at one node only."""
@@ -89,25 +101,34 @@ def choose(
     world_size = len(node_of_rank)
     stored = [item for item in on_disk if step in (None, item.step)]
     memory: dict[tuple[Key, int], dict[int, dict[int, str]]] = {}  # key, ranks → rank → node → digest
+    pieces_of: dict[tuple[Key, int], list[tuple[int, Held]]] = {}
     for node, pieces in held.items():
         for piece in pieces:
             if step in (None, piece.key.step):
-                ranks = memory.setdefault((piece.key, piece.world_size), {})
-                ranks.setdefault(piece.rank, {})[node] = piece.digest
+                name = (piece.key, piece.world_size)
+                memory.setdefault(name, {}).setdefault(piece.rank, {})[node] = piece.digest
+                pieces_of.setdefault(name, []).append((node, piece))
     plans: list[Plan | None] = []
+    covered: list[Plan | None] = []
     for (key, saved_ranks), ranks in memory.items():
         twins = [item for item in stored if item.world_size == saved_ranks]
         if saved_ranks == world_size:
-            plans.append(_from_memory(key, ranks, twins, node_of_rank, bad))
+            plan = _from_memory(key, ranks, twins, node_of_rank, bad)
         else:
-            plans.append(_reshaped(key, ranks, twins, saved_ranks, bad))
+            plan = _reshaped(key, ranks, twins, saved_ranks, bad)
+        plans.append(plan)
+        if plan is None:
+            covered.append(_by_equals(key, pieces_of[key, saved_ranks], saved_ranks, bad))
     for item in stored:
         if item.world_size == world_size:
             plans.append(_from_disk(item, node_of_rank, bad))
         else:
             plans.append(_reshaped(None, {}, [item], item.world_size, bad))
-    found = [plan for plan in plans if plan is not None]
-    return max(found, key=_preference, default=None)
+    best = max((plan for plan in plans if plan is not None), key=_preference, default=None)
+    instead = max((plan for plan in covered if plan is not None), key=_preference, default=None)
+    if instead is None or (best is not None and (best.memory_key is not None or best.step >= instead.step)):
+        return best
+    return instead
 
 
 def _preference(plan: Plan) -> tuple[int, int, int]:
@@ -148,6 +169,35 @@ def _reshaped(
         world_size=saved_ranks,
         reshaped=True,
     )
+
+
+def _by_equals(
+    key: Key, pieces: list[tuple[int, Held]], saved_ranks: int, bad: frozenset[Source]
+) -> Plan | None:
+    """A step of which pieces are lost, if the tensors of all ranks are among those that are there."""
+    there = {
+        Source(rank=piece.rank, tier=MEMORY, node_rank=node, digest=piece.digest): piece
+        for node, piece in pieces
+    }
+    usable = {
+        source: piece for source, piece in there.items() if source not in bad and not _failed(source, bad)
+    }
+    roster = next((piece.roster for piece in there.values() if piece.roster), "")
+    if not roster or roster_of(piece.data for piece in usable.values()) != roster:
+        return None
+    return Plan(
+        step=key.step,
+        memory_key=key,
+        on_disk=None,
+        sources=tuple(sorted(usable, key=lambda source: (source.rank, source.node_rank))),
+        world_size=saved_ranks,
+        reshaped=True,
+    )
+
+
+def _failed(source: Source, bad: frozenset[Source]) -> bool:
+    """Whether it failed as the piece that a peer was to give."""
+    return Source(rank=source.rank, tier=PEER, node_rank=source.node_rank, digest=source.digest) in bad
 
 
 def _from_memory(

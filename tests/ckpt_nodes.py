@@ -121,6 +121,7 @@ class Nodes:
         ranks: int = 1,
         progress: bool = False,
         life: str = "",
+        replicas: int = 1,
     ) -> None:
         """A generation of these nodes, in this order, with ``ranks`` ranks each."""
         self.nodes = nodes
@@ -135,6 +136,7 @@ class Nodes:
                 lead_address=nodes[0].address,
                 progress_expected=progress,
                 life=life,
+                replicas=replicas,
             )
             node.begin(place)
 

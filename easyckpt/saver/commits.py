@@ -23,6 +23,7 @@ from easyckpt.saver.ledger import Change, Ledger, PersistPolicy
 from easyckpt.saver.peering import Persisted, PersistStep
 from easyckpt.saver.protocol import Begin, Key, Message, Open
 from easyckpt.saver.shares import Shares
+from easyckpt.tiers import Plan
 
 __all__ = ["FINISH_TIMEOUT_S", "CommitHost", "Commits", "Foreign", "Spawn", "Threads"]
 
@@ -84,6 +85,13 @@ class Foreign:
     world_size: int
     ranks: tuple[tuple[int, ...], ...]
     """By node: the saved ranks whose pieces it writes; each stands once."""
+
+    @classmethod
+    def of(cls, plan: Plan | None, *, nodes: int) -> Foreign | None:
+        """None if this many ranks saved it, or if pieces of it are lost."""
+        if plan is None or not plan.reshaped or plan.lost:
+            return None
+        return cls(step=plan.step, world_size=plan.world_size, ranks=plan.holders(nodes))
 
 
 class CommitHost(Protocol):

@@ -12,10 +12,13 @@ pinned one, an empty one first, the older one else.
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+
+import msgspec
 
 from easyckpt.digest import BodyDigest
 from easyckpt.errors import MemoryFull
@@ -25,6 +28,9 @@ from easyckpt.slots import HEADROOM_BYTES, Slot
 __all__ = ["SLOTS_PER_RANK", "Holdings", "Piece", "PieceState", "SlotsBusy"]
 
 SLOTS_PER_RANK = 2
+
+ROSTERS_KEPT = 16
+"""Steps whose roster is remembered: more than there are slots."""
 
 
 class PieceState(Enum):
@@ -53,6 +59,8 @@ class Piece:
     digest: str = ""
     chunk_hashes: tuple[str, ...] = ()
     """What the digest is made of; known once it is sealed."""
+    data: str = ""
+    """See `Held`."""
     pins: int = 0
     dropped: bool = False
     """No longer held; its memory goes with the last pin."""
@@ -80,7 +88,9 @@ class Piece:
     @property
     def held(self) -> Held:
         """What others are told."""
-        return Held(key=self.key, rank=self.rank, world_size=self.world_size, digest=self.digest)
+        return Held(
+            key=self.key, rank=self.rank, world_size=self.world_size, digest=self.digest, data=self.data
+        )
 
     @contextlib.contextmanager
     def pinned(self) -> Iterator[memoryview]:
@@ -107,6 +117,7 @@ class Holdings:
         self._headroom = headroom
         self._pieces: dict[int, list[Piece]] = {}
         self._free: dict[int, list[Slot]] = {}
+        self._rosters: OrderedDict[Key, str] = OrderedDict()
 
     @property
     def slot_bytes(self) -> int:
@@ -128,11 +139,23 @@ class Holdings:
     def inventory(self) -> tuple[Held, ...]:
         """All sealed pieces."""
         return tuple(
-            piece.held
+            self.told(piece)
             for pieces in self._pieces.values()
             for piece in pieces
             if piece.state is PieceState.SEALED
         )
+
+    def told(self, piece: Piece) -> Held:
+        """What others are told of a piece, with what is known of its whole step."""
+        return msgspec.structs.replace(piece.held, roster=self._rosters.get(piece.key, ""))
+
+    def note_roster(self, key: Key, roster: str) -> None:
+        """A step is sealed on every rank: what all ranks' data is, together. Pieces of it may come later."""
+        self._rosters.pop(key, None)
+        if roster:
+            self._rosters[key] = roster
+            while len(self._rosters) > ROSTERS_KEPT:
+                self._rosters.popitem(last=False)
 
     def place(self, held: Held, *, layout: bytes, body_bytes: int, protect: tuple[Key, ...]) -> Piece:
         """Room for a piece that is about to be copied, fetched or received.
@@ -266,6 +289,7 @@ class Holdings:
         """The restored step belongs to the new generation from now on, on every rank."""
         if old == new:
             return
+        self.note_roster(new, self._rosters.pop(old, ""))
         for rank, pieces in self._pieces.items():
             for piece in list(pieces):
                 if piece.key == old and self.find(rank, new) is None:
@@ -291,6 +315,7 @@ class Holdings:
             layout=layout,
             body_bytes=body_bytes,
             digest=held.digest,
+            data=held.data,
         )
         self._pieces.setdefault(held.rank, []).append(piece)
         return piece

@@ -154,14 +154,9 @@ class Lead:
 
     def settle_restore(self, plan: Plan | None) -> None:
         """All ranks resume from here: older history ends, and storage learns of this life."""
-        step = plan.step if plan is not None else None
-        self._ledger.restored(step, durable=plan is not None and plan.durable, now=self._clock())
-        foreign = None
-        if plan is not None and plan.reshaped:
-            foreign = Foreign(
-                step=plan.step, world_size=plan.world_size, ranks=plan.holders(self._begin.nodes)
-            )
-        self._commits.settle(step, foreign=foreign)
+        step, durable, lost = (plan.step, plan.durable, plan.lost) if plan is not None else (None, False, ())
+        self._ledger.restored(step, durable=durable, whole=not lost, now=self._clock())
+        self._commits.settle(step, foreign=Foreign.of(plan, nodes=self._begin.nodes))
         self._tell_health()
 
     # --- members ---
@@ -279,7 +274,7 @@ class Lead:
         """Tell what changed, answer who waits, begin what is due."""
         for change in changes:
             _LOG.debug("step %d: %s %s", change.step, change.stage.value, change.reason)
-            self.broadcast(StageReached(step=change.step, stage=change.stage.value, reason=change.reason))
+            self.broadcast(self._reached(change))
         if self._closed or not self._ready.is_set():
             if self._commits.options is None:  # no rank has opened a checkpointer: there is nothing to drain
                 self._answer_drains()
@@ -288,6 +283,11 @@ class Lead:
         self._commits.start_if_due()
         self._tell_health()
         self._answer_drains()
+
+    def _reached(self, change: Change) -> StageReached:
+        sealed = change.stage is Stage.MEMORY
+        roster = self._commits.shares.roster(change.step, self._begin.world_size) if sealed else ""
+        return StageReached(step=change.step, stage=change.stage.value, reason=change.reason, roster=roster)
 
     def _answer_asks(self) -> None:
         if self._waiting and not self._rounds.loaded and self._save_refusal is None:
@@ -303,7 +303,7 @@ class Lead:
                 ask.rank, ask.step, now=self._clock(), block=ask.block, metrics=ask.metrics, cost_s=ask.cost_s
             )
             for change in changes:
-                self.broadcast(StageReached(step=change.step, stage=change.stage.value, reason=change.reason))
+                self.broadcast(self._reached(change))
             if answer is None:
                 self._waiting.append(ask)
             else:

@@ -140,9 +140,10 @@ class Ledger:
             now: monotonic seconds.
             storage: what else is known to be wrong with storage.
         """
-        said = "; ".join(text for text in (storage, self.persist_trouble) if text)
-        if said:
-            said += f"; {self._exposure.told(now, durable=self.durable)}"
+        torn = self.complete is not None and self.complete == self._not_whole
+        lost = f"pieces of step {self.complete} are lost, only a newer one can become durable" if torn else ""
+        said = "; ".join(text for text in (storage, self.persist_trouble, lost) if text)
+        said += f"; {self._exposure.told(now, durable=self.durable)}" if said else ""
         return "; ".join(text for text in (said, self.copy_trouble) if text)
 
     def metrics_of(self, step: int) -> dict[str, float]:
@@ -204,7 +205,7 @@ class Ledger:
         self._exposure.begins(now)
         # Where nothing waits to become durable, a refused save would never end the state that it is
         # refused for.
-        if self.complete is None or self.complete == self.durable:
+        if self.complete is None or self.complete in (self.durable, self._not_whole):
             return ""
         limit_s, why = self.policy.max_unprotected_s, self.persist_trouble
         return self._exposure.refusal(now, limit_s=limit_s, durable=self.durable, why=why)
@@ -317,8 +318,8 @@ class Ledger:
         self._in_flight = None
         return (Change(step=entry.step, stage=Stage.ABANDONED, reason=reason),)
 
-    def restored(self, step: int | None, *, durable: bool, now: float) -> None:
-        """All ranks resume from this step; what was newer is history that never happened."""
+    def restored(self, step: int | None, *, durable: bool, now: float, whole: bool = True) -> None:
+        """All ranks resume from this step; what was newer never happened. Not ``whole``: pieces are lost."""
         for known in [known for known in self._steps if step is None or known >= step]:
             del self._steps[known]
         self._in_flight = None
@@ -326,14 +327,14 @@ class Ledger:
         self.complete = step
         self.replicated = None
         self.durable = step if durable else None
+        self._not_whole = None if whole or durable else step
         self.persisting = None
         self._retry_at = 0.0
         self._exposure.ends(now)
         self.pacer.restored()
         if step is not None:
             entry = self._note(step, Stage.DURABLE if durable else Stage.MEMORY, "", now)
-            entry.asked = set(range(self._world_size))
-            entry.sealed = set(entry.asked)
+            entry.asked, entry.sealed = set(range(self._world_size)), set(range(self._world_size))
 
     def taken_over(self, step: int, *, whole: bool, now: float) -> None:
         """An earlier lead of this generation was lost; this step is what members hold.
@@ -343,8 +344,7 @@ class Ledger:
             whole: whether each rank's own node has its piece, so that it can be written to storage.
             now: monotonic seconds.
         """
-        self.restored(step, durable=False, now=now)
-        self._not_whole = None if whole else step
+        self.restored(step, durable=False, now=now, whole=whole)
 
     def want_persist(self) -> None:
         """Persist the newest step as soon as possible, whatever the interval says."""
@@ -369,8 +369,7 @@ class Ledger:
 
     def _is_due(self, step: int, now: float) -> bool:
         if self.policy.every_steps:
-            last = self.durable if self.durable is not None else None
-            return last is None or step - last >= self.policy.every_steps
+            return self.durable is None or step - self.durable >= self.policy.every_steps
         if self.policy.every_s and self._last_persist is not None and not self._backoff_s:
             return now - self._last_persist[1] >= self.policy.every_s
         return True
@@ -396,5 +395,6 @@ class Ledger:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the newest complete step is durable and nothing is on the way."""
-        return self._in_flight is None and self.persisting is None and self.complete == self.durable
+        """Whether the newest complete step is as durable as it gets, and nothing is on the way."""
+        safe = self.complete in (self.durable, self._not_whole)
+        return self._in_flight is None and self.persisting is None and safe

@@ -175,6 +175,7 @@ class Member:
             self._note_stage(message.step, message.stage, message.reason)
             if message.stage == "memory":  # what another number of ranks saved is not needed any more
                 self._holdings.drop_others(self.begin.world_size)
+                self._holdings.note_roster(Key(self.begin.generation, message.step), message.roster)
         elif isinstance(message, Health):
             self.health = message
         elif isinstance(message, Members):

@@ -210,6 +210,8 @@ class StageReached(Message, frozen=True, kw_only=True):
     step: int
     stage: str
     reason: str = ""
+    roster: str = ""
+    """Of a step that reached memory: see `Held`."""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):

@@ -65,6 +65,11 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     world_size: int
     digest: str
+    data: str = ""
+    """Digest of all that is before the plain state; empty if it is not known."""
+    roster: str = ""
+    """What `easyckpt.saver.shares.roster_of` gave for the data of all ranks that saved the step; empty if no
+    two ranks had the same, or not every rank's is known."""
 
 
 # --- worker or agent to saver, over the Unix socket
@@ -256,6 +261,8 @@ class LoadOffer(Message, frozen=True, kw_only=True):
     saved_ranks: int
     seed: int
     """The same on every rank, for what cannot be cut anew."""
+    borrowed: bool = False
+    """Whether the plain state is another rank's since this rank's own is lost."""
 
 
 class WantedChunk(msgspec.Struct, frozen=True, array_like=True):

@@ -12,6 +12,8 @@ import socket
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+import msgspec
+
 from easyckpt.digest import BodyDigest, bytes_digest, chunk_count, chunk_range
 from easyckpt.errors import (
     CorruptCheckpoint,
@@ -216,7 +218,9 @@ async def pull(
     try:
         await channel.send(question)
         answer = await asyncio.wait_for(channel.expect(PieceFollows), TRANSFER_GRACE_S)
-        piece = holdings.place_beside(target, layout=answer.layout, body_bytes=answer.body_bytes)
+        held = msgspec.structs.replace(target, data=answer.held.data)
+        piece = holdings.place_beside(held, layout=answer.layout, body_bytes=answer.body_bytes)
+        holdings.note_roster(target.key, answer.held.roster)
         await asyncio.wait_for(_fill(channel, piece, target.digest, executor), _deadline_s(answer.body_bytes))
     except BaseException as error:
         if piece is not None:
@@ -240,5 +244,5 @@ async def serve_pull(channel: AsyncChannel, message: Pull, holdings: Holdings) -
         await channel.send(make_failure(error))
         return
     with piece.pinned() as body:
-        answer = PieceFollows(held=piece.held, layout=piece.layout, body_bytes=piece.body_bytes)
+        answer = PieceFollows(held=holdings.told(piece), layout=piece.layout, body_bytes=piece.body_bytes)
         await channel.send(answer, body=body)

@@ -10,7 +10,7 @@ it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 
 from easyckpt.assembly import Assembly, Take, place
@@ -25,9 +25,11 @@ from easyckpt.saver.stock import Stock
 __all__ = ["Reshaper", "first_of"]
 
 
-def first_of(rank: int, saved_ranks: int) -> int:
-    """The saved rank that a rank takes after, where saved ranks differ."""
-    return rank % saved_ranks
+def first_of(rank: int, saved_ranks: int, there: Collection[int]) -> int:
+    """The saved rank that a rank takes after, where saved ranks differ: that of its own number, modulo the
+    number of ranks that saved; if its piece is lost, one of those that are there."""
+    own = rank % saved_ranks
+    return own if own in there else sorted(there)[rank % len(there)]
 
 
 class Reshaper:
@@ -43,14 +45,21 @@ class Reshaper:
         self._holdings = holdings
 
     async def offers(
-        self, stock: Stock, ranks: Iterable[int], *, step: int, attempt: int, saved_ranks: int, seed: int
+        self, stock: Stock, firsts: Mapping[int, int], *, step: int, attempt: int, saved_ranks: int, seed: int
     ) -> dict[int, LoadOffer]:
         """What each rank is offered.
+
+        Args:
+            stock: what there is.
+            firsts: rank → the saved rank that it takes after.
+            step: the step's number.
+            attempt: of the load.
+            saved_ranks: number of ranks that saved it.
+            seed: see `LoadOffer`.
 
         Raises:
             IncompleteCheckpoint: the plain state cannot be had.
         """
-        firsts = {rank: first_of(rank, saved_ranks) for rank in ranks}
         plains = {first: await self._plain(stock, first) for first in sorted(set(firsts.values()))}
         tensors = {}
         for first in plains:
@@ -66,6 +75,7 @@ class Reshaper:
                 plain=plains[first],
                 saved_ranks=saved_ranks,
                 seed=seed,
+                borrowed=first != rank % saved_ranks,
             )
             for rank, first in firsts.items()
         }
@@ -84,9 +94,16 @@ class Reshaper:
         return bytes(buffer[STATE_LENGTH_BYTES : STATE_LENGTH_BYTES + length])
 
     async def make(
-        self, stock: Stock, wanted: Mapping[int, tuple[WantedChunk, ...]], *, key: Key, saved_ranks: int
+        self,
+        stock: Stock,
+        wanted: Mapping[int, tuple[WantedChunk, ...]],
+        *,
+        key: Key,
+        firsts: Mapping[int, int],
+        saved_ranks: int,
     ) -> dict[int, tuple[Piece, str]]:
         """Each rank's chunks, one behind the other (`easyckpt.assembly.place`), and the tier they came from.
+        For ``firsts`` see `offers`.
 
         Raises:
             EasyckptError: something cannot be had; nothing is kept.
@@ -103,10 +120,10 @@ class Reshaper:
             while todo:
                 assembly: Assembly = {}
                 for rank in todo:
-                    costs = stock.costs(first_of(rank, saved_ranks))
+                    costs = stock.costs(firsts[rank])
                     work = partial(_plan, stock, specs[rank], costs=costs, target=number_of[rank])
                     found = await self.gatherer.in_thread(work)
-                    tiers[rank] = stock.tier(found or [first_of(rank, saved_ranks)])
+                    tiers[rank] = stock.tier(found or [firsts[rank]])
                     for source, takes in found.items():
                         assembly.setdefault(source, []).extend(takes)
                 with contextlib.ExitStack() as pins:

@@ -20,7 +20,7 @@ from easyckpt.saver.frames import make_failure, read_failure
 from easyckpt.saver.holdings import Holdings, Piece
 from easyckpt.saver.peering import Go, LoadWanted, Prepare, Prepared, RankLoaded, Source
 from easyckpt.saver.protocol import Begin, Failure, Key, LoadOffer, LoadWant, Message, Restored
-from easyckpt.saver.reshape import Reshaper
+from easyckpt.saver.reshape import Reshaper, first_of
 from easyckpt.saver.restore import Restorer
 from easyckpt.saver.stock import Stock
 from easyckpt.saver.upkeep import UNFORESEEN, Upkeep
@@ -205,7 +205,7 @@ class Resumes:
             stock = load.stock = await self._open(order, order.sources, key=order.from_key)
             load.offers = await self._reshaper.offers(
                 stock,
-                self._upkeep.ranks,
+                self._firsts(order),
                 step=order.key.step,
                 attempt=order.attempt,
                 saved_ranks=order.saved_ranks,
@@ -217,6 +217,7 @@ class Resumes:
                 stock,
                 {rank: want.chunks for rank, want in wants.items()},
                 key=order.key,
+                firsts=self._firsts(order),
                 saved_ranks=order.saved_ranks,
             )
             if load.prepare is not order:
@@ -230,6 +231,12 @@ class Resumes:
         finally:
             if load.prepare is order:
                 self._report(order, stock, error)
+
+    def _firsts(self, order: Prepare) -> dict[int, int]:
+        """The saved rank that each rank of this node takes after. By the order, not by what can be had here:
+        a place that fails is reported, and never made good by other values."""
+        there = {source.rank for source in order.sources}
+        return {rank: first_of(rank, order.saved_ranks, there) for rank in self._upkeep.ranks}
 
     def _report(self, order: Prepare, stock: Stock | None, error: EasyckptError | None) -> None:
         failed = tuple(stock.struck) if stock is not None and error is not None else ()
@@ -287,9 +294,12 @@ class Resumes:
             raise Misuse(f"rank {rank} was not offered anything")
         if load.go is not None and load.go.step is not None and load.stock is not None:
             key = Key(self._begin.generation, load.go.step)
-            world_size = self._begin.world_size
             made = await self._reshaper.make(
-                load.stock, {rank: message.chunks}, key=key, saved_ranks=world_size
+                load.stock,
+                {rank: message.chunks},
+                key=key,
+                firsts={rank: rank},
+                saved_ranks=self._begin.world_size,
             )
             return Ready(step=load.go.step, piece=made[rank][0], tier=load.tiers.get(rank, MEMORY))
         if message.attempt == load.prepare.attempt:
@@ -313,7 +323,7 @@ class Resumes:
                 load.stock = await self._open(load.prepare, sources, key=key)
         offers = await self._reshaper.offers(
             load.stock,
-            (rank,),
+            {rank: rank},
             step=load.go.step,
             attempt=load.prepare.attempt,
             saved_ranks=self._begin.world_size,
@@ -358,8 +368,9 @@ class Resumes:
 
 
 def _seed(stock: Stock, sources: tuple[Source, ...]) -> int:
-    """A number that all nodes find alike: from the digest of rank 0's piece."""
-    digest = next((source.digest for source in sources if source.rank == 0 and source.digest), "")
-    if not digest and 0 in stock.located:
-        digest = stock.located[0].record.digest
+    """A number that all nodes find alike: from the digest of the first rank's piece that is there."""
+    first = min((source.rank for source in sources), default=0)
+    digest = next((source.digest for source in sources if source.rank == first and source.digest), "")
+    if not digest and first in stock.located:
+        digest = stock.located[first].record.digest
     return int(digest[:15] or "0", 16)

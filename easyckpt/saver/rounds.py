@@ -245,4 +245,6 @@ def _tiers(plan: Plan) -> str:
     for source in plan.sources:
         counts[source.tier] = counts.get(source.tier, 0) + 1
     text = ", ".join(f"{tier} ({count} ranks)" for tier, count in counts.items())
+    if plan.lost:
+        text += f", but for the pieces of ranks {list(plan.lost[:ERRORS_KEPT])}, whose tensors others have"
     return f"{text}, saved by {plan.world_size} ranks" if plan.reshaped else text

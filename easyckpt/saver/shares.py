@@ -11,16 +11,26 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from easyckpt.digest import bytes_digest
 from easyckpt.saver.peering import Sealed, Share
 
-__all__ = ["Shares"]
+__all__ = ["Shares", "roster_of"]
 
 STEPS_KEPT = 8
 """Steps whose seals are remembered: those in slots, and those that are tried again."""
 
 _LOG = logging.getLogger("easyckpt.saver")
+
+
+def roster_of(datas: Iterable[str]) -> str:
+    """One digest for the data of all ranks, each value once.
+
+    Who has the pieces of a few ranks, and the roster of their step, knows whether all tensors of all ranks
+    are among them: then the roster of what is there is the step's. Which rank had what need not be known.
+    """
+    return bytes_digest(" ".join(sorted(set(datas))).encode())
 
 
 class Shares:
@@ -39,6 +49,12 @@ class Shares:
     def forget(self) -> None:
         """History was cut: a step of the same number may be saved again, with other bytes."""
         self._steps.clear()
+
+    def roster(self, step: int, world_size: int) -> str:
+        """See `easyckpt.saver.protocol.Held`."""
+        datas = [seal.data for seal in self._steps.get(step, {}).values()]
+        known = len(datas) == world_size and all(datas)
+        return roster_of(datas) if known and len(set(datas)) < world_size else ""
 
     def of(self, step: int, node_of_rank: Mapping[int, int]) -> tuple[Share, ...]:
         """Who stores whose bytes; ranks that are not named store their own."""

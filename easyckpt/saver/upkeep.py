@@ -100,6 +100,7 @@ class Upkeep:
         if piece.dropped or self._holdings.find(piece.rank, piece.key) is not piece:
             return
         piece.seal(digest)
+        piece.data = data
         self._send(
             Sealed(rank=piece.rank, step=piece.key.step, digest=digest.whole, layout=layout, data=data)
         )

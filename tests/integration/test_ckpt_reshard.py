@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from easyckpt.api import Checkpointer
-from easyckpt.errors import Misuse, StateMismatch
+from easyckpt.errors import Misuse, SaveNotDone, StateMismatch
 from easyckpt.rng import RNG
 from tests.ckpt_nodes import Nodes, make_nodes, wait_until
 
@@ -222,6 +222,87 @@ def test_random_numbers_begin_anew_and_differ_by_rank_at_another_world_size(node
         drawn.append(sorted(mine))
     assert len(set(drawn[0])) == 2
     assert drawn[0] == drawn[1]
+
+
+class Drawn(RNG):
+    """Its random numbers are the rank's own; says whether they began anew."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.reseeded = rank, False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rank": self.rank}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rank = state["rank"]
+
+    def reseed(self, seed: int, rank: int) -> None:
+        self.reseeded = True
+
+
+def replicated_state(rank: int, step: int) -> dict[str, Any]:
+    return {"weight": value_of(step), "step": step, "rng": Drawn(rank)}
+
+
+def save_replicas(nodes: Nodes, step: int) -> None:
+    handles = [
+        worker.save(replicated_state(rank, step), step=step, block=rank == 0)
+        for rank, worker in enumerate(nodes.checkpointers)
+    ]
+    for handle in handles:
+        handle.wait("memory", timeout=60)
+
+
+@pytest.mark.parametrize("now", [2, 1])
+def test_a_lost_node_without_a_peer_copy_is_covered_by_ranks_with_equal_tensors(
+    nodes: Nodes, now: int
+) -> None:
+    first, second, spare = (nodes.start(tcp=True) for _ in range(3))
+    nodes.begin(1, [first, second], ranks=2, replicas=0)
+    workers = nodes.workers(disk_interval=1_000_000)
+    nodes.load_together(workers, [replicated_state(rank, -1) for rank in range(4)])
+    save_replicas(nodes, 1)
+    wait_until(lambda: first.status().durable_step == 1, "the first step is always durable")
+    for step in (2, 3):
+        save_replicas(nodes, step)
+    second.kill()
+    for generation in (2, 3):  # the second time without a save between
+        nodes.begin(generation, [spare, first][-now:], ranks=2, progress=True, replicas=0)
+        states = [replicated_state(9, -1) for _ in range(2 * now)]
+        workers = nodes.workers(disk_interval=1_000_000)
+        assert nodes.load_together(workers, states) == [3] * 2 * now
+        assert {worker.restored_from for worker in workers} == (
+            {"memory"} if now == 1 else {"peer", "memory"}
+        )
+        for rank, state in enumerate(states):
+            assert torch.equal(state["weight"], value_of(3))
+            assert state["step"] == 3
+            own = now == 2 and rank < 2
+            assert state["rng"].reseeded is not own
+            assert state["rng"].rank == (rank if own else 9), "it began anew"
+        assert "but for the pieces of ranks [2, 3]" in nodes.log()
+    for worker in workers:  # at once: nobody waits for a step that cannot be made durable
+        with pytest.raises(SaveNotDone, match="pieces of step 3 are lost"):
+            worker.close()
+    assert first.status().durable_step is None
+    nodes.begin(4, [spare, first][-now:], ranks=2, progress=True, replicas=0)
+    workers = nodes.workers()
+    states = [replicated_state(9, -1) for _ in range(2 * now)]
+    assert nodes.load_together(workers, states) == [3] * 2 * now
+    save_replicas(nodes, 4)
+    wait_until(lambda: first.status().durable_step == 4, "the next one is whole again")
+
+
+def test_ranks_whose_tensors_differ_are_not_covered_by_others(nodes: Nodes) -> None:
+    both = [nodes.start(tcp=True), nodes.start(tcp=True)]
+    nodes.begin(1, both, replicas=0)
+    load_all(nodes, "rows", None)
+    save_all(nodes.checkpointers, "rows", 1, wait="durable")
+    save_all(nodes.checkpointers, "rows", 2)
+    wait_until(lambda: both[0].status().durable_step == 2, "storage has it")
+    both[1].kill()
+    nodes.begin(2, [both[0]], progress=True, replicas=0)
+    assert load_all(nodes, "rows", 2) == ["disk"]
 
 
 def test_only_loads_what_is_selected(nodes: Nodes) -> None:

@@ -203,8 +203,15 @@ def test_a_step_that_is_not_whole_is_protected_but_not_written() -> None:
     assert book.protected == (Key(3, 4),)
     book.want_persist()
     assert book.next_persist(0.0) is None
+    assert book.is_settled, "nobody waits for what cannot be"
     complete(book, 5)
     assert book.next_persist(0.0) == 5
+
+
+def test_a_step_that_can_never_be_durable_does_not_keep_training_from_going_on() -> None:
+    book = ledger(policy=PersistPolicy(max_unprotected_s=10.0))
+    book.restored(4, durable=False, whole=False, now=0.0)
+    assert granted(book, 0, 5, now=1000.0)
 
 
 def test_a_rank_saves_a_step_once_and_never_an_older_one() -> None:

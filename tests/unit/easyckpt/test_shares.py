@@ -18,7 +18,7 @@ from easyckpt.saver.disk import Life, Vault
 from easyckpt.saver.holdings import Holdings, Piece
 from easyckpt.saver.peering import Sealed, Share
 from easyckpt.saver.protocol import Held, Key
-from easyckpt.saver.shares import STEPS_KEPT, Shares
+from easyckpt.saver.shares import STEPS_KEPT, Shares, roster_of
 from easyckpt.storage import LocalStorage
 from easyckpt.verify import FindingKind, verify_step
 
@@ -42,6 +42,19 @@ def test_ranks_of_equal_data_are_a_group_and_one_of_it_writes() -> None:
     assert all(share.rank % 2 == share.by_rank % 2 and share.by_rank in writers for share in found)
     assert all(share.by_node == share.by_rank // 2 for share in found)
     assert shares.of(8, nodes) == ()
+
+
+def test_the_roster_is_known_when_every_ranks_data_is_and_some_are_equal() -> None:
+    shares = Shares()
+    for rank in range(3):
+        assert shares.roster(7, 4) == ""
+        shares.sealed(sealed_message(rank, 7, f"{rank % 2:032x}"))
+    assert shares.roster(7, 3) == roster_of((f"{1:032x}", f"{0:032x}"))
+    shares.sealed(sealed_message(3, 7, ""))
+    assert shares.roster(7, 4) == ""
+    for rank in range(2):
+        shares.sealed(sealed_message(rank, 8, f"{rank:032x}"))
+    assert shares.roster(8, 2) == "", "nobody could stand in for anybody"
 
 
 def test_the_load_goes_round() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from easyckpt.saver.peering import Source
 from easyckpt.saver.protocol import Held, Key
+from easyckpt.saver.shares import roster_of
 from easyckpt.tiers import OnDisk, Plan, choose
 
 HOMES = {0: 0, 1: 1}
@@ -13,6 +14,22 @@ def held(step: int, rank: int, *, generation: int = 1, digest: str | None = None
     return Held(
         key=Key(generation, step), rank=rank, world_size=world, digest=digest or f"{generation}.{step}.{rank}"
     )
+
+
+def equal(
+    step: int,
+    rank: int,
+    *,
+    of: tuple[str, ...] = ("a",),
+    data: str = "a",
+    world: int = 2,
+    generation: int = 1,
+) -> Held:
+    """A piece of a step whose ranks had these data."""
+    return Held(
+        key=Key(generation, step), rank=rank, world_size=world, digest=f"{generation}.{step}.{rank}",
+        data=data, roster=roster_of(of),
+    )  # fmt: skip
 
 
 def disk(step: int, *, generation: int = 1, like: int = 1, world: int = 2) -> OnDisk:
@@ -100,3 +117,56 @@ def test_when_all_sources_of_a_step_failed_an_older_one_is_taken() -> None:
     plan = choose(memory, (), node_of_rank=HOMES, bad=bad)
     assert plan is not None
     assert plan.step == 1
+
+
+def test_equal_ranks_cover_a_lost_one() -> None:
+    plan = choose({0: [equal(5, 0)]}, [disk(3)], node_of_rank=HOMES)
+    assert plan is not None
+    assert (plan.step, plan.lost, plan.reshaped, plan.durable, tiers(plan)) == (
+        5,
+        (1,),
+        True,
+        False,
+        ["memory"],
+    )
+    fewer = choose({0: [equal(5, 0)]}, (), node_of_rank={0: 0})
+    assert fewer is not None
+    assert (fewer.step, fewer.world_size, fewer.lost) == (5, 2, (1,))
+
+
+def test_a_lost_rank_whose_tensors_nobody_has_is_not_covered() -> None:
+    """Two groups of equal ranks, as replicas of shards are."""
+    of, homes = ("a", "b"), {0: 0, 1: 1, 2: 2, 3: 3}
+    there = {0: [equal(5, 0, of=of, world=4)], 2: [equal(5, 2, of=of, world=4)]}
+    assert choose(there, (), node_of_rank=homes) is None
+    there[1] = [equal(5, 1, of=of, data="b", world=4)]
+    plan = choose(there, (), node_of_rank=homes)
+    assert plan is not None
+    assert plan.lost == (3,)
+    assert choose({0: [held(5, 0)]}, (), node_of_rank=HOMES) is None, "nothing is known of the others"
+    unknown = {0: [equal(5, 0, of=of, data="", world=4)], 1: [equal(5, 1, of=of, data="b", world=4)]}
+    assert choose(unknown, (), node_of_rank=homes) is None
+
+
+def test_a_whole_step_in_memory_is_better_than_a_newer_one_with_losses_and_storage_is_not() -> None:
+    there = {0: [equal(5, 0), equal(4, 0)], 1: [equal(4, 1)]}
+    plan = choose(there, [disk(3)], node_of_rank=HOMES)
+    assert plan is not None
+    assert (plan.step, plan.lost) == (4, ())
+    plan = choose({0: [equal(5, 0)]}, [disk(5, like=9)], node_of_rank=HOMES)
+    assert plan is not None
+    assert (plan.step, plan.lost, plan.durable) == (5, (), True), "the same step, whole"
+    assert choose({0: [equal(5, 0)]}, [disk(3)], node_of_rank=HOMES, step=3) == choose(
+        {}, [disk(3)], node_of_rank=HOMES
+    )
+
+
+def test_what_failed_covers_nothing() -> None:
+    there = {0: [equal(5, 0)], 1: [equal(5, 1)]}
+    bad = {Source(rank=1, tier="memory", node_rank=1, digest="1.5.1")}
+    plan = choose(there, (), node_of_rank=HOMES, bad=frozenset(bad))
+    assert plan is not None
+    assert plan.lost == (1,)
+    bad.add(Source(rank=0, tier="peer", node_rank=0, digest="1.5.0"))
+    bad.add(Source(rank=0, tier="memory", node_rank=0, digest="1.5.0"))
+    assert choose(there, (), node_of_rank=HOMES, bad=frozenset(bad)) is None
