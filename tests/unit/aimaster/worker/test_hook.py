@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -35,6 +36,66 @@ def _python(text: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", text], env={**os.environ, **env}, capture_output=True, text=True, check=False
     )
+
+
+class Forks:
+    """Scripts in forks of one process that has imported torch but for its last line, which loads the hook.
+
+    What an optimizer imports late is there as well: it costs more than all of these scripts together.
+    """
+
+    SERVER = """
+import gc, json, os, sys
+import torch, torch._dynamo
+gc.freeze()
+for line in sys.stdin:
+    order = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+else:
+    sys.exit()
+for number in (1, 2):
+    os.dup2(os.open(order["outputs"][number - 1], os.O_WRONLY | os.O_CREAT), number)
+os.environ.clear()
+os.environ.update(order["env"])
+torch._import_device_backends()
+exec(compile(order["text"], "<script>", "exec"))
+"""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._server = subprocess.Popen(
+            [sys.executable, "-c", self.SERVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        )
+        self._runs = 0
+
+    def run(self, text: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        """As `_python`."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._runs += 1
+        outputs = [self._folder / f"{self._runs}.{name}" for name in ("out", "err")]
+        order = {"text": text, "env": {**os.environ, **env}, "outputs": [str(path) for path in outputs]}
+        print(json.dumps(order), file=self._server.stdin, flush=True)
+        code = int(self._server.stdout.readline())
+        return subprocess.CompletedProcess([], code, *(path.read_text() for path in outputs))
+
+    def close(self) -> None:
+        """End the process behind it."""
+        self._server.communicate()
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    made = Forks(tmp_path_factory.mktemp("forks"))
+    yield made
+    made.close()
 
 
 def _watched(page: ProgressPage, tmp_path: Path, **more: str) -> dict[str, str]:
@@ -77,8 +138,8 @@ def test_steps_are_seen(page: ProgressPage, tmp_path: Path) -> None:
     [{"AIMASTER_HOOK": "0"}, {"LOCAL_RANK": ""}, {"AIMASTER_PROGRESS_PAGE": ""}],
     ids=["off", "no worker", "no page"],
 )
-def test_off(page: ProgressPage, tmp_path: Path, env: dict[str, str]) -> None:
-    done = _python(TRAIN.format(steps=2), _watched(page, tmp_path, **env))
+def test_off(page: ProgressPage, forks: Forks, tmp_path: Path, env: dict[str, str]) -> None:
+    done = forks.run(TRAIN.format(steps=2), _watched(page, tmp_path, **env))
     assert done.stdout == "trained\n"
     assert page.read(0) is None
     assert not (tmp_path / "hook.log").exists()
@@ -95,31 +156,33 @@ def test_off(page: ProgressPage, tmp_path: Path, env: dict[str, str]) -> None:
     ids=["page", "rank", "large", "global"],
 )
 def test_trouble_is_written_down_and_training_goes_on(
-    page: ProgressPage, tmp_path: Path, env: dict[str, str]
+    page: ProgressPage, forks: Forks, tmp_path: Path, env: dict[str, str]
 ) -> None:
-    done = _python(TRAIN.format(steps=2), _watched(page, tmp_path, **env))
+    done = forks.run(TRAIN.format(steps=2), _watched(page, tmp_path, **env))
     assert done.stdout == "trained\n"
     assert done.stderr == ""
     assert "Error" in (tmp_path / "hook.log").read_text()
 
 
-def test_trouble_that_cannot_be_written_down_is_silent(page: ProgressPage, tmp_path: Path) -> None:
+def test_trouble_that_cannot_be_written_down_is_silent(
+    page: ProgressPage, forks: Forks, tmp_path: Path
+) -> None:
     env = _watched(page, tmp_path / "missing", LOCAL_RANK="x")
-    assert _python(TRAIN.format(steps=2), env).stdout == "trained\n"
+    assert forks.run(TRAIN.format(steps=2), env).stdout == "trained\n"
 
 
-def test_trouble_in_a_step_switches_it_off(page: ProgressPage, tmp_path: Path) -> None:
+def test_trouble_in_a_step_switches_it_off(page: ProgressPage, forks: Forks, tmp_path: Path) -> None:
     broken = (
         "import torch, aimaster.worker.hook as hook\n"
         "def fail(*a): raise RuntimeError('inside')\n"
         "hook._writer.beat = fail\n" + TRAIN.format(steps=3)
     )
-    done = _python(broken, _watched(page, tmp_path))
+    done = forks.run(broken, _watched(page, tmp_path))
     assert done.stdout == "trained\n", done.stderr
     assert (tmp_path / "hook.log").read_text().count("RuntimeError: inside") == 1
 
 
-def test_several_optimizers_are_one_step(page: ProgressPage, tmp_path: Path) -> None:
+def test_several_optimizers_are_one_step(page: ProgressPage, forks: Forks, tmp_path: Path) -> None:
     text = """
 import torch
 layers = [torch.nn.Linear(2, 2) for _ in range(5)]
@@ -129,13 +192,15 @@ for _ in range(6):
         layer(torch.ones(2)).sum().backward()
         opt.step()
 """
-    assert _python(text, _watched(page, tmp_path)).returncode == 0
+    assert forks.run(text, _watched(page, tmp_path)).returncode == 0
     record = page.read(0)
     assert record is not None
     assert record.steps == 6
 
 
-def test_one_optimizer_over_its_groups_in_turn_is_one_step(page: ProgressPage, tmp_path: Path) -> None:
+def test_one_optimizer_over_its_groups_in_turn_is_one_step(
+    page: ProgressPage, forks: Forks, tmp_path: Path
+) -> None:
     """As DeepSpeed's ZeRO does it."""
     text = """
 import torch
@@ -148,13 +213,13 @@ for _ in range(4):
         opt.step()
     opt.param_groups = groups
 """
-    assert _python(text, _watched(page, tmp_path)).returncode == 0
+    assert forks.run(text, _watched(page, tmp_path)).returncode == 0
     record = page.read(0)
     assert record is not None
     assert record.steps == 4
 
 
-def test_children_of_a_worker_do_not_write(page: ProgressPage, tmp_path: Path) -> None:
+def test_children_of_a_worker_do_not_write(page: ProgressPage, forks: Forks, tmp_path: Path) -> None:
     text = (
         TRAIN.format(steps=2)
         + """
@@ -167,13 +232,13 @@ os.wait()
 import multiprocessing
 """
     )
-    assert _python(text, _watched(page, tmp_path)).returncode == 0
+    assert forks.run(text, _watched(page, tmp_path)).returncode == 0
     record = page.read(0)
     assert record is not None
     assert record.steps == 2
 
 
-def test_what_others_say_through_it(page: ProgressPage, tmp_path: Path) -> None:
+def test_what_others_say_through_it(page: ProgressPage, forks: Forks, tmp_path: Path) -> None:
     text = (
         TRAIN.format(steps=1)
         + """
@@ -184,7 +249,7 @@ hook.saved(700)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     )
-    assert _python(text, _watched(page, tmp_path)).returncode == -9
+    assert forks.run(text, _watched(page, tmp_path)).returncode == -9
     record = page.read(0)
     assert record is not None
     assert (record.phase, record.saved_step) == (Phase.SAVING, 700)
