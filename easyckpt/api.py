@@ -21,6 +21,7 @@ from typing import Any, SupportsIndex
 
 import msgspec
 
+from easyckpt import watched
 from easyckpt.bootstrap import Mooring, moor
 from easyckpt.errors import (
     EasyckptError,
@@ -152,6 +153,7 @@ class Checkpointer:
         wanted = None if step is None else _step(step)
         begin_s = time.monotonic()
         found = resume(link, state, index=index, step=wanted, strict=strict, only=Selection(only))
+        watched.loaded(time.monotonic() - begin_s)
         self._continuing = True
         self.restored_from = None if found is None else found.tier
         if found is None:
@@ -163,6 +165,7 @@ class Checkpointer:
         _LOG.info("resumed from step %d (%s)%s", found.step, found.tier, size)
         return found.step
 
+    @watched.holding
     def save(
         self,
         state: dict[str, Any],

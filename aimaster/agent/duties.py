@@ -131,6 +131,7 @@ class Duties:
                 step=self._saver.step_of(ended.generation, ended.steps),
                 error=clip(ended.error),
                 error_digest=ended.error_digest,
+                stalled_s=ended.held_s,
             )
         )
 

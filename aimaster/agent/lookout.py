@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 
 from aimaster.agent.duties import Duties
 from aimaster.agent.workers import Workers
 from aimaster.core.commands import StartWorkers
-from aimaster.core.events import FirstStepDone, NodeEvent
+from aimaster.core.events import FirstStepDone, NodeEvent, StepCommitted
 from aimaster.ids import NO_GENERATION, Generation
 from aimaster.integrations.easyckpt import NodeSaver
 from aimaster.rpc.messages import Identity
@@ -58,7 +59,13 @@ class Lookout:
     async def look_at_saver(self) -> None:
         """Pass on what the saver has to tell; also once more at the end."""
         for fact in await self._saver.news(self._identity):
+            if isinstance(fact, StepCommitted):
+                fact = replace(fact, stalled_s=self._held_s())
             self._report(fact)
+
+    def _held_s(self) -> float:
+        """For how long saving has held this attempt's training: the ranks go together."""
+        return max((one.record.held_s for one in self._workers.ranks() if one.record), default=0.0)
 
     def _look_for_first_step(self, order: StartWorkers) -> None:
         progress = self._workers.progress()
@@ -66,11 +73,14 @@ class Lookout:
             return
         self._stepped = order.generation
         steps = max(rank.steps for rank in progress)
+        records = [one.record for one in self._workers.ranks() if one.record is not None]
         self._report(
             FirstStepDone(
                 node=self._identity.node,
                 incarnation=self._identity.incarnation,
                 generation=order.generation,
                 step=self._saver.step_of(order.generation, steps) or steps,
+                load_s=max((one.load_s for one in records), default=0.0),
+                warm_up_s=max((one.warm_up_s for one in records), default=0.0),
             )
         )

@@ -31,6 +31,8 @@ class WorkerExit:
     """Equal for two failures with the same traceback; empty where there was none."""
     last_lines: str
     """Last lines of its error output, else of its output."""
+    held_s: float = 0.0
+    """For how long saving has held its training."""
 
     @property
     def ok(self) -> bool:

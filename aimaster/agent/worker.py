@@ -58,6 +58,7 @@ def exit_of(
         error=said.text,
         error_digest=said.digest,
         last_lines=last_lines(worker.io),
+        held_s=record.held_s if record else 0.0,
     )
 
 

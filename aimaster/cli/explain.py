@@ -20,6 +20,7 @@ from aimaster.errors import UsageError
 from aimaster.journal.base import Entry
 from aimaster.journal.codec import to_plain
 from aimaster.journal.incidents import Incident, incidents
+from aimaster.journal.times import spans
 from aimaster.rules.table import load_rules
 
 __all__ = ["explain", "show_events"]
@@ -39,13 +40,14 @@ def explain(
     """
     path = journal_path(state_dir, job_id)
     table = load_rules(rules if rules is not None else _own_rules(path))
-    found = incidents(read_entries(path))
+    entries = read_entries(path)
+    found = incidents(entries)
     if not found:
         if as_json:
             return json.dumps({"schema": SCHEMA, "journal": str(path), "incident": None}) + "\n"
         return f"no incident in {path}\n"
     chosen = found[-1] if number is None else _numbered(found, number)
-    story = tell(chosen, table)
+    story = tell(chosen, table, spans(entries))
     if as_json:
         return json.dumps({"schema": SCHEMA, "journal": str(path), **plain(story)}, indent=2) + "\n"
     return "\n".join([*render(story), *_others(found, chosen, table)]) + "\n"

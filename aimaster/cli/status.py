@@ -18,9 +18,17 @@ from aimaster.cli.status_text import render
 from aimaster.core.sights import Sight
 from aimaster.errors import AimasterError, CredentialsMissing, MasterUnreachable, SecretDiffers, UsageError
 from aimaster.ids import JobId, is_valid_id
+from aimaster.rpc.goodput import GoodputStatus
 from aimaster.rpc.messages import ProcessInfo, Role
 from aimaster.rpc.security import Credentials, load_secret
-from aimaster.rpc.status import HangStatus, IncidentStatus, JobStatus, NodeStatus, SlowStatus, fetch_status
+from aimaster.rpc.status import (
+    HangStatus,
+    IncidentStatus,
+    JobStatus,
+    NodeStatus,
+    SlowStatus,
+    fetch_status,
+)
 from aimaster.rpc.transport import Endpoint
 
 __all__ = ["Wanted", "picture", "show"]
@@ -115,6 +123,7 @@ def from_master(status: JobStatus) -> Plain:
         "software": status.software,
         "hang": _hang(status.hang),
         "slow": _slow(status.slow),
+        "goodput": _goodput(status.goodput),
         "processes": _processes(status),
         "nodes": [_node(node) for node in status.nodes],
         "budgets": [
@@ -143,6 +152,7 @@ def from_run_dirs(places: tuple[Place, ...], trouble: AimasterError | None) -> P
         "software": None,
         "hang": None,
         "slow": None,
+        "goodput": None,
         "processes": processes,
         "nodes": [{"node": place.node, "state": "unknown", "run_dir": str(place.path)} for place in places],
         "budgets": [],
@@ -213,6 +223,11 @@ def _slow(slow: SlowStatus | None) -> Plain | None:
         "running": slow.running,
         "others_awake": slow.others_awake,
     }
+
+
+def _goodput(goodput: GoodputStatus) -> Plain:
+    """Where the job's wall time went, in seconds; ``goodput`` is the share that went into new steps."""
+    return {"goodput": goodput.share, "wall_s": goodput.wall_s, "phases": dict(goodput.phases)}
 
 
 def _sight(sight: Sight | None) -> Plain | None:

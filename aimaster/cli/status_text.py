@@ -69,6 +69,8 @@ def _head(picture: Plain) -> list[str]:
         lines.append(_hang(picture["hang"]))
     if picture.get("slow"):
         lines.append(_slow(picture["slow"]))
+    if picture.get("goodput") and picture["goodput"]["goodput"] is not None:
+        lines.append(_goodput(picture["goodput"]))
     return lines
 
 
@@ -96,6 +98,15 @@ def _slow(slow: Plain) -> str:
         f"{', '.join(map(str, slow['ranks']))} on {slow['node']}, busy {slow['awake']:.0%} of the time "
         f"({starved:.0%} waiting for a processor), the others {slow['others_awake']:.0%}"
     )
+
+
+def _goodput(times: Plain) -> str:
+    """Where the wall time went, largest part first, in one line."""
+    parts = sorted(times["phases"].items(), key=lambda part: -part[1])
+    shown = ", ".join(
+        f"{name.replace('_', ' ')} {seconds:.1f} s" for name, seconds in parts if seconds >= 0.05
+    )
+    return f"goodput: {times['goodput']:.1%} of {times['wall_s']:.1f} s" + (f" ({shown})" if shown else "")
 
 
 def _node_row(node: Plain) -> list[str]:

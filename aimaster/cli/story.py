@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 from aimaster.core.commands import Reason
 from aimaster.core.diagnosis import Blame, Failure, Finding, Retry, Rule, first_cause
+from aimaster.core.goodput import Span
 from aimaster.core.sentences import sentence
 from aimaster.journal.incidents import Incident, IncidentKind
+from aimaster.journal.times import downtime
 
 __all__ = ["Phase", "Story", "tell"]
 
@@ -50,8 +52,14 @@ class Story:
     downtime: tuple[Phase, ...]
 
 
-def tell(incident: Incident, rules: Sequence[Rule]) -> Story:
-    """The story of one incident."""
+def tell(incident: Incident, rules: Sequence[Rule], known: Sequence[Span] = ()) -> Story:
+    """The story of one incident.
+
+    Args:
+        incident: Which one.
+        rules: Causes, in the order in which they are tried.
+        known: Where the job's time went (`aimaster.journal.times.spans`).
+    """
     findings = first_cause(rules, _failures(incident))
     cause = findings[0] if findings else None
     rule = cause.rule if cause else None
@@ -72,7 +80,7 @@ def tell(incident: Incident, rules: Sequence[Rule]) -> Story:
         decision=_decision(incident),
         not_milder=_not_milder(incident),
         not_harder=_not_harder(incident, rule),
-        downtime=tuple(_downtime(incident)),
+        downtime=tuple(_downtime(incident, known)),
     )
 
 
@@ -201,15 +209,11 @@ def _not_harder(incident: Incident, rule: Rule | None) -> str:
     return "nothing that was seen speaks against a node"
 
 
-def _downtime(incident: Incident) -> Iterator[Phase]:
-    if incident.hang is not None:
-        yield Phase(name="detect", seconds=incident.hang.stalled_s)
-    if incident.identified_s:
-        yield Phase(name="identify", seconds=incident.identified_s)
-    if incident.restarted_s is not None:
-        yield Phase(name="stop and prepare", seconds=incident.restarted_s)
+def _downtime(incident: Incident, known: Sequence[Span]) -> Iterator[Phase]:
+    if "unit" not in incident.facts:
+        for phase, seconds in downtime(incident, known):
+            yield Phase(name=phase.value.replace("_", " "), seconds=seconds)
+    elif incident.restarted_s is not None:  # the job went on meanwhile: the node's own times
+        yield Phase(name="stop", seconds=incident.restarted_s)
         if incident.recovered_s is not None:
-            yield Phase(
-                name="start, load and first step",
-                seconds=max(0.0, incident.recovered_s - incident.restarted_s),
-            )
+            yield Phase(name="start", seconds=max(0.0, incident.recovered_s - incident.restarted_s))

@@ -13,6 +13,9 @@ from enum import Enum
 from aimaster.core.events import Suspicion, TimerKind
 from aimaster.ids import Generation, NodeId
 
+ENDED_GENERATION = "ended_generation"
+"""The fact that a decision carries exactly if it ended a generation (`aimaster.core.generation.broken`)."""
+
 
 class Reason(Enum):
     """Why a decision was taken. Sentences are rendered from it and from the decision's facts."""

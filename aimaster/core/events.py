@@ -23,6 +23,12 @@ FINDINGS_MAX = 16
 """Most findings that an event of a checked node may hold."""
 
 
+def _check_seconds(**fields: float) -> None:
+    for name, value in fields.items():
+        if not 0 <= value < float("inf"):
+            raise ValueError(f"{name} must be finite and not negative, got {value}")
+
+
 class AgentPhase(Enum):
     """What an agent is doing, as it says itself when it joins or comes back."""
 
@@ -230,8 +236,11 @@ class WorkerExited(NodeEvent):
     """Exception line and last frames, or the last output lines, at most `ERROR_TEXT_CHARS_MAX`."""
     error_digest: str = ""
     """Equal for two failures with the same traceback; empty where there was none."""
+    stalled_s: float = 0.0
+    """How long saving has held the training in this attempt."""
 
     def __post_init__(self) -> None:
+        _check_seconds(stalled_s=self.stalled_s)
         if (self.exit_code is None) == (self.signal is None):
             raise ValueError("exactly one of exit_code and signal must be given")
         if len(self.error) > ERROR_TEXT_CHARS_MAX:
@@ -307,6 +316,13 @@ class FirstStepDone(NodeEvent):
 
     generation: Generation
     step: int
+    load_s: float = 0.0
+    """How long they loaded a checkpoint."""
+    warm_up_s: float = 0.0
+    """From there to the first step; 0 where nothing was loaded."""
+
+    def __post_init__(self) -> None:
+        _check_seconds(load_s=self.load_s, warm_up_s=self.warm_up_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,6 +333,20 @@ class StepCommitted(NodeEvent):
     step: int
     durable: bool
     """Whether its manifest is on storage; else it is held in the savers' memory."""
+    stalled_s: float = 0.0
+    """How long saving has held the training in this attempt."""
+
+    def __post_init__(self) -> None:
+        _check_seconds(stalled_s=self.stalled_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaughtUp(Event):
+    """The steps that an earlier attempt had finished are done again. Found out by the master itself."""
+
+    generation: Generation
+    step: int
+    """Newest that any rank was seen to finish."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

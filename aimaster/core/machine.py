@@ -22,6 +22,7 @@ from aimaster.core import generation as gen
 from aimaster.core import on_nodes, on_workers
 from aimaster.core.commands import Command, Decision, FinishJob, Reason, SetTimer
 from aimaster.core.events import (
+    CaughtUp,
     Event,
     FirstStepDone,
     JobDeclared,
@@ -167,6 +168,7 @@ _HANDLERS: Mapping[type[Event], Callable[[Turn, Any], None]] = {
     RankSlow: on_workers.slow,
     Restored: on_workers.restored,
     FirstStepDone: on_workers.first_step_done,
+    CaughtUp: on_workers.caught_up,
     StepCommitted: on_workers.step_committed,
     TimerFired: _timer,
 }

@@ -11,6 +11,7 @@ from aimaster.core import generation as gen
 from aimaster.core import units
 from aimaster.core.commands import CheckNode, Reason
 from aimaster.core.events import (
+    CaughtUp,
     FirstStepDone,
     HangKind,
     RankSlow,
@@ -171,6 +172,15 @@ def first_step_done(turn: Turn, event: FirstStepDone) -> None:
     _note_step(turn, event.step)
     units.note_step(turn, node, step=event.step, first=True)
     turn.say(Reason.PROGRESS, node=node.id, step=event.step, attempt=turn.job.starts - 1)
+
+
+def caught_up(turn: Turn, event: CaughtUp) -> None:
+    """What had been done before is done again. Nothing follows from it but where the time went."""
+    if event.generation != turn.job.generation:
+        turn.say(Reason.STALE, event="CaughtUp", generation=turn.job.generation)
+        return
+    _note_step(turn, event.step)
+    turn.say(Reason.PROGRESS, step=event.step)
 
 
 def step_committed(turn: Turn, event: StepCommitted) -> None:

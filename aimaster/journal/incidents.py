@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from aimaster.core.commands import Facts, Reason, StartWorkers
+from aimaster.core.commands import ENDED_GENERATION, Facts, Reason, StartWorkers
 from aimaster.core.events import (
     FirstStepDone,
     NodeChecked,
@@ -37,8 +37,6 @@ ALSO_FAILED_MAX = 64
 
 SAME_FAULT = "same_fault"
 """On how many nodes a fault was seen, where that is too many for a chance."""
-ENDED_GENERATION = "ended_generation"
-"""The fact that a decision carries exactly if it ended a generation (`aimaster.core.generation.broken`)."""
 
 
 class IncidentKind(Enum):

@@ -57,7 +57,24 @@ def _families(status: JobStatus) -> Iterator[tuple[str, str, str, Samples]]:
     yield "aimaster_nodes", "gauge", "Nodes by state.", _each("state", states)
     yield "aimaster_ranks", "gauge", "Ranks by what they do.", _each("phase", phases)
     yield "aimaster_checkpoint_step", "gauge", "Newest checkpoint step.", _each("tier", steps)
-    yield "aimaster_rank_steps_min", "gauge", "Steps of the slowest rank in this attempt.", _steps(status)
+    yield (
+        "aimaster_rank_steps_min",
+        "gauge",
+        "Steps of the slowest rank since workers were last started: begins anew with each attempt.",
+        _steps(status),
+    )
+    yield (
+        "aimaster_phase_seconds",
+        "gauge",
+        "Wall time of the job by what it went to; an estimate until a phase is over.",
+        _each("phase", dict(status.goodput.phases)),
+    )
+    yield (
+        "aimaster_goodput_ratio",
+        "gauge",
+        "Share of the job's wall time that went into new steps.",
+        _one(status.goodput.share),
+    )
     yield (
         "aimaster_heartbeat_age_seconds_max",
         "gauge",

@@ -26,6 +26,7 @@ from aimaster.journal.sqlite import SqliteJournal
 from aimaster.master.incidents import IncidentLog
 from aimaster.master.intake import Intake
 from aimaster.master.jobclock import JobClock
+from aimaster.master.timesheet import TimeSheet
 
 JOURNAL_NAME = "journal.db"
 JOURNALS_KEPT_MAX = 1000
@@ -44,6 +45,7 @@ class Standing:
     clock: JobClock
     intake: Intake
     incidents: IncidentLog
+    times: TimeSheet
     replayed: int
     """Entries of earlier lives; 0 for a new job."""
 
@@ -89,6 +91,7 @@ class _Past:
     machine: Machine
     intake: Intake
     incidents: IncidentLog
+    times: TimeSheet
 
     @property
     def is_over(self) -> bool:
@@ -98,13 +101,14 @@ class _Past:
 
 def _read(journal: Journal) -> _Past:
     """One pass over the journal: in a long job it is what a start of the master takes its time for."""
-    intake, incidents = Intake(), IncidentLog()
+    intake, incidents, times = Intake(), IncidentLog(), TimeSheet()
 
     def visit(entry: Entry) -> None:
         incidents.add(entry)
+        times.add(entry)
         intake.remember(entry.record.event)
 
-    return _Past(machine=replay(journal, visit=visit), intake=intake, incidents=incidents)
+    return _Past(machine=replay(journal, visit=visit), intake=intake, incidents=incidents, times=times)
 
 
 def _begin(journal: Journal, past: _Past, *, policy: Policy, clock: Clock) -> Standing:
@@ -117,6 +121,7 @@ def _begin(journal: Journal, past: _Past, *, policy: Policy, clock: Clock) -> St
         clock=JobClock(clock, resumed_at_s=recovered.at_s),
         intake=past.intake,
         incidents=past.incidents,
+        times=past.times,
         replayed=recovered.replayed,
     )
 

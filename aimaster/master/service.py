@@ -199,6 +199,9 @@ class MasterService:
         self._table.beat(identity, beat, now=now)
         self._hangs.take(identity, beat, now)
         self._slowness.take(identity, beat)
+        caught_up = self._standing.times.take(beat)
+        if caught_up is not None:
+            self._ledger.put(caught_up)
 
     def disconnected(self, identity: Identity) -> None:
         """A second witness for the detector, no verdict."""
@@ -222,7 +225,12 @@ class MasterService:
             incidents=self._standing.incidents.told(),
             moment=(self._clock.now(), self._ledger.trouble),
         )
-        return replace(status, hang=self._hangs.status(), slow=self._slowness.status())
+        return replace(
+            status,
+            hang=self._hangs.status(),
+            slow=self._slowness.status(),
+            goodput=self._standing.times.status(self._clock.now()),
+        )
 
     async def _check_declaration(self, identity: Identity, hello: Hello) -> Refused | None:
         said = JobDeclared(
@@ -270,6 +278,7 @@ class MasterService:
     def _carry_out(self, entry: Entry) -> None:
         """Called with each step once it is in the journal."""
         self._standing.incidents.add(entry)
+        self._standing.times.add(entry)
         event = entry.record.event
         if isinstance(event, NodeLeft | NodeDied):
             self._table.gone(event.node, event.incarnation)

@@ -108,6 +108,7 @@ def _exited_to_wire(fact: events.WorkerExited) -> Wire:
         step=or_minus_one(fact.step),
         error=clip(fact.error),
         error_digest=clip(fact.error_digest, limits.DIGEST_CHARS_MAX),
+        stalled_s=fact.stalled_s,
     )
     if fact.signal is not None:
         wire.signal = fact.signal
@@ -130,6 +131,7 @@ def _exited_from_wire(header: Header, wire: Wire) -> NodeEvent:
         step=or_none("step", wire.step, high=limits.INT63_MAX),
         error=checked_text("error", wire.error),
         error_digest=checked_text("error_digest", wire.error_digest, chars_max=limits.DIGEST_CHARS_MAX),
+        stalled_s=wire.stalled_s,
     )
 
 
@@ -145,20 +147,28 @@ def _restored_from_wire(header: Header, wire: Wire) -> NodeEvent:
 
 
 def _first_step_to_wire(fact: events.FirstStepDone) -> Wire:
-    return contract.FirstStepDone(generation=fact.generation, step=fact.step)
+    return contract.FirstStepDone(
+        generation=fact.generation, step=fact.step, load_s=fact.load_s, warm_up_s=fact.warm_up_s
+    )
 
 
 def _first_step_from_wire(header: Header, wire: Wire) -> NodeEvent:
-    return _made(events.FirstStepDone, header, wire, step=checked("step", wire.step, high=limits.INT63_MAX))
+    step = checked("step", wire.step, high=limits.INT63_MAX)
+    times = {"load_s": wire.load_s, "warm_up_s": wire.warm_up_s}
+    return _made(events.FirstStepDone, header, wire, step=step, **times)
 
 
 def _committed_to_wire(fact: events.StepCommitted) -> Wire:
-    return contract.StepCommitted(generation=fact.generation, step=fact.step, durable=fact.durable)
+    return contract.StepCommitted(
+        generation=fact.generation, step=fact.step, durable=fact.durable, stalled_s=fact.stalled_s
+    )
 
 
 def _committed_from_wire(header: Header, wire: Wire) -> NodeEvent:
     step = checked("step", wire.step, high=limits.INT63_MAX)
-    return _made(events.StepCommitted, header, wire, step=step, durable=wire.durable)
+    return _made(
+        events.StepCommitted, header, wire, step=step, durable=wire.durable, stalled_s=wire.stalled_s
+    )
 
 
 def _stop_to_wire(fact: events.StopRequested) -> Wire:

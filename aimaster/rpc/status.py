@@ -15,6 +15,7 @@ from aimaster.errors import AimasterError, BadMessage, JobMismatch, MasterUnreac
 from aimaster.ids import Generation, JobId, NodeId
 from aimaster.rpc import limits
 from aimaster.rpc.gen import contract
+from aimaster.rpc.goodput import NO_TIME, GoodputStatus, goodput_from_wire, goodput_to_wire
 from aimaster.rpc.limits import clip
 from aimaster.rpc.messages import ProcessInfo, RankProgress
 from aimaster.rpc.refusals import permanent_error
@@ -149,6 +150,7 @@ class JobStatus:
     software: str
     hang: HangStatus = NOBODY_LOOKS
     slow: SlowStatus | None = None
+    goodput: GoodputStatus = NO_TIME
 
 
 def encode_status(status: JobStatus) -> bytes:
@@ -174,6 +176,7 @@ def encode_status(status: JobStatus) -> bytes:
         software=status.software,
         hang=_hang_to_wire(status.hang),
         slow=None if status.slow is None else _slow_to_wire(status.slow),
+        goodput=goodput_to_wire(status.goodput),
     )
     data: bytes = wire.SerializeToString()
     return data
@@ -213,6 +216,7 @@ def decode_status(data: bytes) -> JobStatus:
         software=checked_text("software", wire.software),
         hang=_hang_from_wire(wire.hang),
         slow=_slow_from_wire(wire.slow) if wire.HasField("slow") else None,
+        goodput=goodput_from_wire(wire.goodput),
     )
 
 

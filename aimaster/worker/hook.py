@@ -80,6 +80,18 @@ def saved(step: int) -> None:
         _give_up(error)
 
 
+def loaded(seconds: float) -> None:
+    """Say that a checkpoint was loaded, and how long that took. Never raises."""
+    if _writer is not None and _claimed:
+        _writer.loaded(seconds)
+
+
+def held(seconds: float) -> None:
+    """Say for how long saving has held the training. Costs a microsecond. Never raises."""
+    if _writer is not None and _claimed:
+        _writer.held(seconds)
+
+
 def renew() -> None:
     """A new attempt begins in the same process: its steps count from 0. Never raises."""
     if _writer is None or not _claimed:

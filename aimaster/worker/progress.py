@@ -16,8 +16,9 @@ number reads again. Standard library only: this module is imported by every ``im
 
 Layout, little-endian: u32 sequence, u32 pid, u64 start time of the process in clock ticks since boot
 (field 22 of ``/proc/PID/stat``), u64 steps, i64 the training's own step or -1, u64 monotonic nanoseconds of
-the last write, u32 phase, i32 global rank or -1, u64 monotonic nanoseconds at which the phase began, u64
-monotonic nanoseconds of the first step.
+the last write, u32 phase, i32 global rank or -1, u32 milliseconds of loading, u32 milliseconds from there to
+the first step (0 where nothing was loaded), u64 nanoseconds for which saving has held the training. The last
+three are of this attempt, and are written with whatever comes next.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import time
 from dataclasses import dataclass
 from enum import IntEnum
 
-RECORD = struct.Struct("<IIQQqQIiQQ")
+RECORD = struct.Struct("<IIQQqQIiIIQ")
 RECORD_BYTES = 64
 RECORDS_MIN = 64
 """A page never holds fewer: under another launcher the agent does not know how many workers there will be."""
@@ -38,7 +39,9 @@ READ_TRIES_MAX = 100
 ROUND_KEYS_MAX = 65_536
 """Most optimizer calls that are folded to one step before a new one is counted all the same."""
 _SEQ = struct.Struct("<I")
-_BODY = struct.Struct("<IQQqQIiQQ")
+_BODY = struct.Struct("<IQQqQIiIIQ")
+_NS_PER_MS = 1_000_000
+_MS_MAX = 2**32 - 1
 
 
 class Phase(IntEnum):
@@ -63,8 +66,10 @@ class Record:
     beat_ns: int
     phase: Phase
     rank: int | None
-    phase_ns: int
-    first_step_ns: int
+    load_s: float
+    warm_up_s: float
+    held_s: float
+    """For how long saving has held the training."""
 
 
 def decode(raw: bytes) -> Record | None:
@@ -73,7 +78,7 @@ def decode(raw: bytes) -> Record | None:
     Raises:
         ValueError: The bytes are not a record that this version knows.
     """
-    _, pid, pid_start, steps, saved, beat_ns, phase, rank, phase_ns, first_ns = RECORD.unpack(raw)
+    _, pid, pid_start, steps, saved, beat_ns, phase, rank, load_ms, warm_ms, held_ns = RECORD.unpack(raw)
     if pid == 0:
         return None
     return Record(
@@ -84,8 +89,9 @@ def decode(raw: bytes) -> Record | None:
         beat_ns=beat_ns,
         phase=Phase(phase),
         rank=None if rank < 0 else rank,
-        phase_ns=phase_ns,
-        first_step_ns=first_ns,
+        load_s=load_ms / 1e3,
+        warm_up_s=warm_ms / 1e3,
+        held_s=held_ns / 1e9,
     )
 
 
@@ -154,8 +160,7 @@ class ProgressWriter:
         self._saved_step = -1
         self._rank = -1 if rank is None else rank
         self._phase = Phase.STARTING
-        self._phase_ns = 0
-        self._first_step_ns = 0
+        self._load_ns = self._loaded_at_ns = self._warm_up_ns = self._held_ns = 0
         self._round: set[object] = set()
         self.steps = 0
 
@@ -180,8 +185,7 @@ class ProgressWriter:
     def enter(self, phase: Phase) -> Phase:
         """Say what this worker does now; returns what it did before."""
         before, self._phase = self._phase, phase
-        self._phase_ns = time.monotonic_ns()
-        self._write(self._phase_ns)
+        self._write(time.monotonic_ns())
         return before
 
     def beat(self, key: object) -> int:
@@ -196,15 +200,16 @@ class ProgressWriter:
             self._round.clear()
             self.steps += 1
             if self.steps == 1:
-                self._first_step_ns = now
-                self._phase, self._phase_ns = Phase.TRAINING, now
+                self._phase = Phase.TRAINING
+                self._warm_up_ns = now - self._loaded_at_ns if self._loaded_at_ns else 0
         self._round.add(key)
         self._write(now)
         return self.steps
 
     def renew(self) -> None:
         """Begin a new attempt in the same process: nothing was stepped or saved yet."""
-        self.steps, self._saved_step, self._first_step_ns = 0, -1, 0
+        self.steps, self._saved_step = 0, -1
+        self._load_ns = self._loaded_at_ns = self._warm_up_ns = self._held_ns = 0
         self._round.clear()
         self.enter(Phase.STARTING)
 
@@ -212,6 +217,16 @@ class ProgressWriter:
         """Say the training's own step, as a checkpoint named it."""
         self._saved_step = step
         self._write(time.monotonic_ns())
+
+    def loaded(self, seconds: float) -> None:
+        """A checkpoint was loaded, which took so long; counts before the first step."""
+        if self.steps == 0:
+            self._load_ns += int(seconds * 1e9)
+            self._loaded_at_ns = time.monotonic_ns()
+
+    def held(self, seconds: float) -> None:
+        """Saving has held the training for so long."""
+        self._held_ns += int(seconds * 1e9)
 
     def close(self) -> None:
         """Unmap and close; the record stays as it is."""
@@ -231,8 +246,9 @@ class ProgressWriter:
             now_ns,
             self._phase,
             self._rank,
-            self._phase_ns,
-            self._first_step_ns,
+            min(self._load_ns // _NS_PER_MS, _MS_MAX),
+            min(self._warm_up_ns // _NS_PER_MS, _MS_MAX),
+            self._held_ns,
         )
         self._seq = (sequence + 1) & 0xFFFFFFFF
         _SEQ.pack_into(self._map, begin, self._seq)

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from easyckpt import watched
 from easyckpt.overlap.job import Job
 
 __all__ = ["before_load", "enter", "fence", "install", "leave", "listen"]
@@ -91,7 +92,9 @@ def before_load(*_: Any) -> None:
 
 def _before_step(*_: Any) -> None:
     if _running:
+        began = time.monotonic()
         fence()
+        watched.held(time.monotonic() - began)
     if _listeners:
         now = time.monotonic()
         for listener in tuple(_listeners):

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from aimaster.core.commands import Decision, Reason, StartWorkers
+from aimaster.core.commands import ENDED_GENERATION, Decision, Reason, StartWorkers
 from aimaster.core.events import Event, FirstStepDone, NodeDied, NodePrepared, WorkerExited
 from aimaster.core.policy import Policy
 from aimaster.ids import Generation, Incarnation, NodeId
 from aimaster.journal.base import Record
-from aimaster.journal.incidents import ENDED_GENERATION
 from aimaster.journal.sqlite import SqliteJournal
 
 np = pytest.importorskip("numpy")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from aimaster.core.goodput import Phase
 from aimaster.master.metrics import CONTENT_TYPE, MetricsServer, render
 from aimaster.rpc.status import JobStatus
 from aimaster.rpc.transport import Endpoint
@@ -60,6 +61,8 @@ def test_a_jobs_metrics_follow_it(tmp_path: Path) -> None:
             assert found["aimaster_nodes"] == {(("state", "running"),): 1.0}
             assert found["aimaster_restarts_total"] == {(): 0.0}
             assert found["aimaster_incidents_total"] == {(): 0.0}
+            assert {(("phase", phase.value),) for phase in Phase} == set(found["aimaster_phase_seconds"])
+            assert 0 <= found["aimaster_goodput_ratio"][()] <= 1
             (labels,) = found["aimaster_job_info"]
             assert dict(labels)["phase"] == "running"
             assert (await asyncio.to_thread(ask, port, "/"))[0] == 404

@@ -152,8 +152,18 @@ FACT_FIELDS: dict[type[events.NodeEvent], dict[str, st.SearchStrategy[typing.Any
         "step": counts,
         "tier": st.sampled_from(Tier),
     },
-    events.FirstStepDone: {"generation": generations, "step": counts},
-    events.StepCommitted: {"generation": generations, "step": counts, "durable": st.booleans()},
+    events.FirstStepDone: {
+        "generation": generations,
+        "step": counts,
+        "load_s": seconds,
+        "warm_up_s": seconds,
+    },
+    events.StepCommitted: {
+        "generation": generations,
+        "step": counts,
+        "durable": st.booleans(),
+        "stalled_s": seconds,
+    },
     events.StopRequested: {"kind": st.sampled_from(StopKind), "signal": st.integers(0, limits.SIGNAL_MAX)},
     events.NodeLeft: {"exit_code": st.integers(0, limits.EXIT_CODE_MAX)},
 }

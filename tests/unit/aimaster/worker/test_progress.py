@@ -43,7 +43,6 @@ def test_what_is_written_is_read(page: ProgressPage, writer: ProgressWriter) -> 
     assert record is not None
     assert (record.pid, record.rank, record.steps, record.saved_step) == (os.getpid(), 5, 1, 41)
     assert record.phase is Phase.TRAINING
-    assert record.first_step_ns <= record.beat_ns
     assert page.read(0) is None
 
 
@@ -143,7 +142,7 @@ def test_nonsense_in_a_record_is_not_believed(page: ProgressPage) -> None:
     assert page.read(0) is None
     os.close(fd)
     with pytest.raises(ValueError, match="99"):
-        decode(RECORD.pack(2, 1, 1, 0, -1, 0, 99, -1, 0, 0))
+        decode(RECORD.pack(2, 1, 1, 0, -1, 0, 99, -1, 0, 0, 0))
 
 
 def test_a_process_that_outlives_its_generation_counts_anew(
@@ -152,10 +151,11 @@ def test_a_process_that_outlives_its_generation_counts_anew(
     for _ in range(3):
         writer.beat("a")
     writer.saved(41)
+    writer.held(2.5)
     writer.renew()
     record = page.read(1)
     assert record is not None
-    assert (record.steps, record.saved_step, record.first_step_ns) == (0, None, 0)
+    assert (record.steps, record.saved_step, record.held_s) == (0, None, 0.0)
     assert record.phase is Phase.STARTING
     assert writer.beat("a") == 1
 
@@ -166,3 +166,18 @@ def test_a_record_that_was_cleared_is_free(page: ProgressPage, writer: ProgressW
     other = ProgressWriter(page.path, local_rank=1, rank=6)
     assert other.claim(training=False)
     other.close()
+
+
+def test_what_loading_and_saving_took_is_told_with_the_next_step(
+    page: ProgressPage, writer: ProgressWriter
+) -> None:
+    writer.loaded(1.5)
+    writer.beat("a")
+    writer.loaded(9.0)  # not what the start took
+    writer.held(0.25)
+    writer.held(0.5)
+    writer.beat("a")
+    record = page.read(1)
+    assert record is not None
+    assert (record.load_s, record.held_s) == (1.5, 0.75)
+    assert 0 <= record.warm_up_s < 60
