@@ -103,6 +103,8 @@ class Goodput:
         self._checkpoints = False
         """Whether easyckpt is at work, so that steps have numbers that last."""
         self._best: int | None = None
+        self._first = 0
+        """The step that the newest attempt was first seen to finish."""
         self._stall_told_s = 0.0
         self._stall_due_s = 0.0
         """Of this attempt: what it was told, and what is not taken off a stretch yet."""
@@ -164,7 +166,9 @@ class Goodput:
             if event.step is None:
                 return
             if mine and self.goal is not None and event.step >= self.goal:
-                self._turn_to(Phase.TRAINING, at_s)
+                # It was reached a while ago, if the step that is named now lies beyond it.
+                share = (self.goal - self._first) / max(1, event.step - self._first)
+                self._turn_to(Phase.TRAINING, self._since_s + share * (at_s - self._since_s))
             self._best = max(event.step, self._best or 0)
 
     def _stepping(self, event: FirstStepDone, at_s: float) -> None:
@@ -179,6 +183,7 @@ class Goodput:
         self._settle(Phase.WARM_UP, at_s)
         again = self._checkpoints and self._best is not None and event.step < self._best
         self._open, self.goal = (Phase.RECOMPUTE, self._best) if again else (Phase.TRAINING, None)
+        self._first = event.step
         self._best = max(event.step, self._best or 0)
 
     def _broken(self, event: Event, at_s: float) -> None:
