@@ -125,13 +125,19 @@ def events(
     state_dir: StateDir = None,
     job_id: JobName = None,
     last: Annotated[Optional[int], typer.Option(metavar="N", help="Only the newest N.")] = None,  # noqa: UP045
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with what comes, to the job's end.")
+    ] = False,
 ) -> None:
     """Show a job's journal, a line per event: number, time, seconds of the job, event, node, decision.
 
     JSON is one object a line.
     """
-    from aimaster.cli.explain import show_events
+    from aimaster.cli.explain import follow_events, show_events
 
+    if follow:
+        follow_events(state_dir=state_dir, job_id=job_id, last=last, as_json=as_json)
+        return
     typer.echo(show_events(state_dir=state_dir, job_id=job_id, last=last, as_json=as_json), nl=False)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aimaster.agent.rundir import RULES_FILE
+from aimaster.cli.follow import follow
 from aimaster.cli.journals import journal_path, read_entries
 from aimaster.cli.story import Story, tell
 from aimaster.core.diagnosis import Rule
@@ -23,7 +24,7 @@ from aimaster.journal.incidents import Incident, incidents
 from aimaster.journal.times import spans
 from aimaster.rules.table import load_rules
 
-__all__ = ["explain", "show_events"]
+__all__ = ["explain", "follow_events", "show_events"]
 
 SCHEMA = 1
 
@@ -59,13 +60,33 @@ def show_events(*, state_dir: Path | None, job_id: str | None, last: int | None,
     Raises:
         AimasterError: there is no journal.
     """
-    if last is not None and last < 1:
-        raise UsageError("--last needs a number above 0")
+    _check_last(last)
     entries = read_entries(journal_path(state_dir, job_id))
     shown = entries if last is None else entries[-last:]
-    if as_json:
-        return "".join(json.dumps(_event(entry)) + "\n" for entry in shown)
-    return "".join(_event_line(entry) + "\n" for entry in shown)
+    return "".join(_line(entry, as_json=as_json) + "\n" for entry in shown)
+
+
+def follow_events(*, state_dir: Path | None, job_id: str | None, last: int | None, as_json: bool) -> None:
+    """Print the events, and those to come, until the job is over.
+
+    Raises:
+        AimasterError: there is no journal, or nobody writes it any more.
+    """
+    _check_last(last)
+
+    def say(entry: Entry) -> None:
+        print(_line(entry, as_json=as_json), flush=True)
+
+    follow(journal_path(state_dir, job_id), last=last, say=say)
+
+
+def _check_last(last: int | None) -> None:
+    if last is not None and last < 1:
+        raise UsageError("--last needs a number above 0")
+
+
+def _line(entry: Entry, *, as_json: bool) -> str:
+    return json.dumps(_event(entry)) if as_json else _event_line(entry)
 
 
 def plain(story: Story) -> Plain:

@@ -6,6 +6,7 @@ nothing is asked of anybody, so that the story of a job can be told long after i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,10 @@ from aimaster.journal.times import downtime
 __all__ = ["Phase", "Story", "tell"]
 
 EVIDENCE_LINES_MAX = 12
+OUTPUT_LINES_MAX = 4
+"""Lines of output that nothing connects with the incident."""
+_WARNING = re.compile(r":\d+: \w*Warning: |^(\[rank\d+\]:\s?)?\[W\d{3,}")
+"""As Python prints warnings, and as torch's C++ code does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,13 +151,42 @@ def _evidence(incident: Incident, cause: Finding | None) -> Iterator[str]:
             yield from (f"    {line}" for line in group.stack.splitlines()[:EVIDENCE_LINES_MAX])
         yield f"limit {incident.hang.limit_s:g} s"
         return
-    text = cause.failure.text if cause else incident.error
-    lines = text.strip().splitlines()
-    yield from lines[:EVIDENCE_LINES_MAX]
-    if len(lines) > EVIDENCE_LINES_MAX:
-        yield f"… and {len(lines) - EVIDENCE_LINES_MAX} more lines"
+    if (cause.failure.signal if cause else incident.signal) is not None:
+        yield from _before_a_signal(cause.failure.text if cause else incident.error, cause)
+    else:
+        lines = (cause.failure.text if cause else incident.error).strip().splitlines()
+        yield from lines[:EVIDENCE_LINES_MAX]
+        if len(lines) > EVIDENCE_LINES_MAX:
+            yield f"… and {len(lines) - EVIDENCE_LINES_MAX} more lines"
     if incident.identified_s:
         yield f"known {incident.identified_s:.1f} s after the first sign"
+
+
+def _before_a_signal(text: str, cause: Finding | None) -> Iterator[str]:
+    """A signal leaves no last words: only what the rule went by is evidence, the rest was there before."""
+    lines = text.strip().splitlines()
+    pattern = cause.rule.text if cause else None
+    if pattern is not None:
+        yield from [line for line in lines if pattern.search(line)][:EVIDENCE_LINES_MAX] or lines[
+            :EVIDENCE_LINES_MAX
+        ]
+        return
+    said = _without_warnings(lines)[-OUTPUT_LINES_MAX:]
+    if said:
+        yield "its last output, which need not have to do with it:"
+        yield from (f"    {line}" for line in said)
+
+
+def _without_warnings(lines: Sequence[str]) -> list[str]:
+    """Lines that are no warning of Python's or torch's, nor the source line that Python shows below one."""
+    kept: list[str] = []
+    below = False
+    for line in lines:
+        warns = _WARNING.search(line) is not None
+        if not warns and not (below and line[:1].isspace()) and line.strip():
+            kept.append(line)
+        below = warns
+    return kept
 
 
 def _echo(finding: Finding) -> str:

@@ -116,6 +116,11 @@ class Goodput:
         """Whose workers were started last."""
         return self._generation
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended and nobody is left."""
+        return self._over_s is not None
+
     def take(self, event: Event, decision: Decision, at_s: float) -> None:
         """One step of the machine, as the journal has it."""
         if self._over_s is not None:

@@ -267,9 +267,14 @@ def _entry(row: tuple[int, int, float, float, str, str, str]) -> Entry:
     return Entry(seq=seq, epoch=epoch, record=record)
 
 
+def lock_path(path: Path) -> Path:
+    """The file that the writer of a journal holds a lock on."""
+    return path.with_name(path.name + ".lock")
+
+
 def _take_lock(path: Path) -> int:
     """Hold the writer's lock, as an open descriptor."""
-    where = path.with_name(path.name + ".lock")
+    where = lock_path(path)
     try:
         lock = os.open(where, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,16 @@ import pytest
 from typer.testing import CliRunner
 
 from aimaster.cli.app import app
+from aimaster.cli.follow import _Led, follow
 from aimaster.core.events import HangKind, RestartScope, StackGroup, WorkersHung
 from aimaster.core.sights import Activity, Wait
-from aimaster.errors import AimasterError, UsageError
-from aimaster.ids import NodeId
+from aimaster.errors import AimasterError, MasterUnreachable, UsageError
+from aimaster.ids import Incarnation, NodeId
+from aimaster.journal.base import Entry
 from aimaster.journal.sqlite import SqliteJournal
+from tests.runs import AIMASTER, DEADLINE_S
 from tests.unit.aimaster.core.play import Play
-from tests.unit.aimaster.journal.stories import a_job, write
+from tests.unit.aimaster.journal.stories import a_job, records, write
 
 
 def folder_of(play: Play, folder: Path) -> Path:
@@ -149,3 +154,107 @@ def test_a_job_without_incidents_and_no_job_at_all(tmp_path: Path, monkeypatch: 
             call(*words)
     with pytest.raises(UsageError):
         call("explain", "--job-id", "../x")
+
+
+WARNINGS = """/x/site-packages/torch/utils/data.py:12: UserWarning: 8 workers are too many
+  warnings.warn(message)
+[rank1]:[W1201 14:48:50.1 ProcessGroupGloo.cpp:12] Warning: disk is full of warnings
+step 41 is done"""
+
+
+def test_what_was_printed_before_a_signal_is_not_called_its_cause(tmp_path: Path) -> None:
+    play = Play((1, 1))
+    play.run("a")
+    play.exited("a", error=WARNINGS, step=41)
+    story = explained(folder_of(play, tmp_path))
+    assert story["rule"] == "killed"
+    assert story["evidence"] == [
+        "its last output, which need not have to do with it:",
+        "    step 41 is done",
+    ]
+
+
+def test_what_the_rule_went_by_is_quoted_alone(tmp_path: Path) -> None:
+    play = Play((1, 1))
+    play.run("a")
+    play.exited("a", error=f"the kernel: oom-kill\n{WARNINGS}", step=41)
+    own = tmp_path / "own.yaml"
+    own.write_text("- {name: oom, match: {text: oom-kill}, cause: us, blame: user, retry: once, do: ask}")
+    story = explained(folder_of(play, tmp_path), "--rules", str(own))
+    assert story["evidence"] == ["the kernel: oom-kill"]
+
+
+def test_events_are_followed_to_the_end_of_the_job(tmp_path: Path) -> None:
+    """A real follower beside a journal that grows; it ends by itself with the job."""
+    play = a_job()
+    written = records(play)
+    with SqliteJournal.open(tmp_path / "journal.db") as journal:
+        journal.begin_life(Incarnation("m1"), policy=play.machine.policy, at_s=0.0, wall_s=0.0)
+        journal.append(written[:3])
+        follower = subprocess.Popen(
+            [*AIMASTER, "events", "--follow", "--last", "2", "--json", "--state-dir", str(tmp_path)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert follower.stdout is not None
+        seen = [json.loads(follower.stdout.readline())["seq"] for _ in range(2)]
+        for record in written[3:]:
+            journal.append([record])
+        rest, _ = follower.communicate(timeout=DEADLINE_S)
+        seen += [json.loads(line)["seq"] for line in rest.splitlines()]
+    assert follower.returncode == 0
+    assert seen == list(range(2, len(written) + 1))
+
+
+def test_a_journal_that_nobody_writes_any_more_is_not_followed_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play = Play((1, 1))
+    play.run("a")
+    path = tmp_path / "journal.db"
+    journal = SqliteJournal.open(path)
+    write(journal, play)
+    seen: list[int] = []
+    monkeypatch.setattr("aimaster.cli.follow.GONE_S", 0.0)
+    monkeypatch.setattr("aimaster.cli.follow.EVERY_S", 0.01)
+    looked = threading.Event()
+    held = _Led._is_held
+
+    def look(self: _Led) -> bool:
+        found = held(self)
+        if found:
+            looked.set()
+        return found
+
+    monkeypatch.setattr(_Led, "_is_held", look)
+
+    def close() -> None:
+        looked.wait(DEADLINE_S)
+        journal.close()
+
+    closer = threading.Thread(target=close)
+    closer.start()
+    with pytest.raises(MasterUnreachable, match="nobody has led"):
+        follow(path, last=None, say=lambda entry: seen.append(entry.seq))
+    closer.join()
+    assert seen == list(range(1, len(play.seen) + 1))
+
+
+def test_a_new_job_in_the_same_place_ends_the_following(tmp_path: Path) -> None:
+    play = a_job()
+    path = tmp_path / "journal.db"
+    with SqliteJournal.open(path) as journal:
+        journal.begin_life(Incarnation("m1"), policy=play.machine.policy, at_s=0.0, wall_s=0.0)
+        journal.append(records(play)[:-1])
+    seen: list[int] = []
+
+    def say(entry: Entry) -> None:
+        seen.append(entry.seq)
+        if entry.seq == len(play.seen) - 1:
+            path.unlink()
+            with SqliteJournal.open(path) as other:
+                other.begin_life(Incarnation("m2"), policy=play.machine.policy, at_s=0.0, wall_s=0.0)
+                other.append(records(play)[:1])
+
+    follow(path, last=None, say=say)
+    assert seen == list(range(1, len(play.seen)))
