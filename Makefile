@@ -1,10 +1,10 @@
 # Two commands for a new user: `make demo` and `make test`. Both set everything up first.
 PYTHON ?= python3
 VENV := .venv/bin
-# Most tests wait for processes; several of them at a time is what makes them short.
+# Most tests wait for processes now and then: one more at a time than there are cores keeps these busy.
 # Of each of our modules hundreds of processes are started: they compile it once, whatever the shell says.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(VENV)/python -m pytest --durations 15 --durations-min 20
-AT_ONCE := -n logical --maxprocesses 8 --dist worksteal
+AT_ONCE := -n $(shell expr $$(nproc) + 1) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-fast lint format proto clean

@@ -117,7 +117,7 @@ OWN_FLAGS: tuple[Flag, ...] = (
     Flag(
         names=("--hang-timeout",), env=("AIMASTER_HANG_TIMEOUT",), kind=Kind.FLOAT, default=3.0, metavar="S",
         group=_CHECK,
-        help="no step for so long, and at least 10 of the slowest lately, where waiting cannot end: "
+        help="no step for so long, and for 10 of the job's usual steps, where waiting cannot end: "
         "a stopped rank, ranks that wait for each other",
     ),
     Flag(

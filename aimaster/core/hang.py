@@ -7,10 +7,10 @@ depends on what the witnesses say, since some waits cannot end by themselves and
 kind           witness                                                             limit
 =============  ==================================================================  =========================
 stopped        a rank's processes are in state T                                   ``floor_s``
-stuck          its own processes wait for each other for good (a data worker       max(floor, factor x q)
+stuck          its own processes wait for each other for good (a data worker       max(floor, factor x u)
                whose every thread waits for a lock; the interpreter's lock held
                by a call that waits for another lock)
-deadlock       every rank waits inside a collective and none uses a processor;     max(floor, factor x q)
+deadlock       every rank waits inside a collective and none uses a processor;     max(floor, factor x u)
                those that are not there have finished
 busy           some rank does something else (computes, sleeps, moves bytes)       max(busy, busy factor x q,
                while nobody steps                                                  gap factor x longest gap)
@@ -18,8 +18,10 @@ exit hang      some ranks have finished; the others use no processor and move   
                no byte
 =============  ==================================================================  =========================
 
-q is the 0.99 quantile of this job's own step times, the longest gap the longest that this job has come back
-from. Before the first step of an attempt nothing is known yet, so the limits are those of a start.
+u is the usual step time, the 0.9 quantile of this job's own ones, and q the 0.99 quantile; the longest gap is
+the longest that this job has come back from. In an evaluation or a save every hundred steps some rank is at
+work, so these pauses count for work (q), not for what cannot end by itself (u). Before the first step of an
+attempt nothing is known yet, so the limits are those of a start.
 
 Nobody is judged while a rank is traced or at a debugger's prompt, while a rank was not heard of, or while the
 node detector holds something against a node: `Blind` says why.
@@ -80,8 +82,10 @@ class Pace:
 
     samples: int = 0
     """Steps that were measured, one by one or several at once."""
+    usual_s: float = 0.0
+    """The 0.9 quantile of the newest step times; 0 before there are any."""
     quantile_s: float = 0.0
-    """The 0.99 quantile of the newest step times; 0 before there are any."""
+    """The 0.99 quantile of them."""
     longest_gap_s: float = 0.0
     """The longest time between two steps that this job has come back from."""
     ever_stepped: bool = False
@@ -115,7 +119,7 @@ def limits(config: HangConfig, pace: Pace, *, stepped: bool) -> Limits:
         stepped: Whether this attempt has made its first step.
     """
     known = pace.samples >= SAMPLES_MIN
-    stuck_s = max(config.floor_s, config.factor * pace.quantile_s)
+    stuck_s = max(config.floor_s, config.factor * pace.usual_s)
     if not (known and stepped):
         stuck_s = max(stuck_s, config.first_s)
     unsure = 1.0 if pace.samples >= SAMPLES_SURE else UNSURE

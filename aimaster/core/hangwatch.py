@@ -23,7 +23,8 @@ from aimaster.ids import NO_GENERATION, Generation, Incarnation, NodeId
 
 STEP_TIMES_MAX = 512
 """How many of the newest measurements the quantile is taken of; each stands for one step or several."""
-QUANTILE = 0.99
+USUAL, QUANTILE = 0.9, 0.99
+"""Of step times: see `aimaster.core.hang`."""
 OUTLIER_OF = 20
 """With so many step times the longest is left out, whatever the quantile says: it may be an evaluation."""
 REPORT_AGE_S_MAX = 4.0
@@ -72,17 +73,18 @@ class PaceMeter:
         """What is known; costs time by the number of samples."""
         return Pace(
             samples=self._steps,
-            quantile_s=_quantile(self._times),
+            usual_s=_quantile(self._times, USUAL),
+            quantile_s=_quantile(self._times, QUANTILE),
             longest_gap_s=self._longest_s,
             ever_stepped=self._ever,
         )
 
 
-def _quantile(times: Iterable[tuple[float, int]]) -> float:
-    """The 0.99 quantile of step times with weights; of twenty or more the longest one never counts."""
+def _quantile(times: Iterable[tuple[float, int]], quantile: float) -> float:
+    """A quantile of step times with weights; of twenty or more the longest one never counts."""
     ordered = sorted(times, reverse=True)
     total = sum(count for _, count in ordered)
-    left_out = max(int((1.0 - QUANTILE) * total), 1 if total >= OUTLIER_OF else 0)
+    left_out = max(int((1.0 - quantile) * total), 1 if total >= OUTLIER_OF else 0)
     for time_s, count in ordered:
         left_out -= count
         if left_out < 0:

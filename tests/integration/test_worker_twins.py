@@ -59,7 +59,7 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", ["1", "2", None])
+@pytest.mark.parametrize("threads", ["2", None])
 def test_script(project: Path, tmp_path: Path, clean_env: pytest.MonkeyPatch, threads: str | None) -> None:
     if threads is None:
         clean_env.delenv("OMP_NUM_THREADS", raising=False)

@@ -10,7 +10,7 @@ from aimaster.core.events import HangKind
 from aimaster.core.hang import Blind, Hang, HangConfig, Pace, judge, limits
 from aimaster.core.sights import Activity, RankReport, Sight, Wait, WorkerPhase
 
-FAST = Pace(samples=100, quantile_s=0.2, longest_gap_s=0.3, ever_stepped=True)
+FAST = Pace(samples=100, usual_s=0.2, quantile_s=0.2, longest_gap_s=0.3, ever_stepped=True)
 CONFIG = HangConfig()
 
 
@@ -82,7 +82,7 @@ def test_one_look_is_no_evidence() -> None:
 
 
 def test_what_cannot_end_waits_for_ten_of_the_jobs_own_slow_steps() -> None:
-    slow = Pace(samples=100, quantile_s=2.0, longest_gap_s=2.0, ever_stepped=True)
+    slow = Pace(samples=100, usual_s=2.0, quantile_s=2.0, longest_gap_s=2.0, ever_stepped=True)
     assert verdict(rank(0, 19.0), rank(1, 19.0), pace=slow) is None
     assert hang(rank(0, 20.5), rank(1, 20.5), pace=slow).limit_s == 20.0
 
@@ -102,7 +102,7 @@ def test_honest_work_has_its_own_limit_and_is_blamed_only_beyond_it(work: dict[s
 
 
 def test_a_gap_that_the_job_came_back_from_raises_the_limit() -> None:
-    known = Pace(samples=100, quantile_s=0.2, longest_gap_s=50.0, ever_stepped=True)
+    known = Pace(samples=100, usual_s=0.2, quantile_s=0.2, longest_gap_s=50.0, ever_stepped=True)
     assert verdict(rank(0, 149.0), busy(1, 149.0), pace=known) is None
     assert hang(rank(0, 151.0), busy(1, 151.0), pace=known).limit_s == 150.0
 

@@ -136,6 +136,21 @@ def test_the_longest_gap_is_what_the_job_came_back_from() -> None:
     assert job.watch.limits().busy_s == 3 * job.watch.pace().longest_gap_s
 
 
+def test_a_pause_every_hundred_steps_does_not_hold_up_what_cannot_end() -> None:
+    job = Job()
+    for _ in range(8):
+        for _ in range(25):
+            job.second(2)
+        for _ in range(14):
+            assert job.second(activity=Activity.ACTIVE, wait=Wait.OTHER) is None
+    pace = job.watch.pace()
+    assert 0.4 <= pace.usual_s <= 1.1
+    assert pace.quantile_s >= 14.0
+    found = job.still(int(10 * pace.usual_s) + 3)
+    assert found is not None
+    assert found.kind is HangKind.DEADLOCK
+
+
 def test_a_paused_machine_changes_neither_limits_nor_verdicts() -> None:
     job = Job()
     job.warm_up()
