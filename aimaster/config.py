@@ -255,8 +255,22 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WatchConfig:
+    """To whom the master of this node shows the job, beside `aimaster status`; all off by default."""
+
+    metrics: str | None = None
+    """``host:port`` at which it serves ``/metrics``."""
+    webhook: str | None = field(default=None, repr=False)
+    """Address that is sent notices; often a secret itself."""
+    command: str | None = None
+    """Command line that is run with each notice on its standard input."""
+    tensorboard: str | None = None
+    """Folder of event files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PathsConfig:
-    """Folders of this node, where its master is read, and what proves that it belongs to the job."""
+    """Folders of this node, who may watch the job, and what proves that it belongs to the job."""
 
     run_dir: Path | None = None
     """Base of the run folders; None is the default place, see `aimaster.agent.rundir.default_base`."""
@@ -264,8 +278,7 @@ class PathsConfig:
     """Folder of what outlives the job (journal, logs); None is the default place."""
     rules: Path | None = None
     """Diagnosis rules of the user's own; kept with the job's journal."""
-    metrics: str | None = None
-    """``host:port`` at which the master serves ``/metrics``; None: nowhere."""
+    watch: WatchConfig = field(default_factory=WatchConfig)
     secret_file: Path | None = None
     secret_in_env: bool = False
     """Whether `AIMASTER_JOB_SECRET` is set; its value stays in the environment."""

@@ -38,7 +38,7 @@ OWN_VARIABLES = frozenset(
 )
 PER_WORKER = RANK_VARIABLES | OWN_VARIABLES
 """What differs between workers or generations. An agent's own values of these reach no worker."""
-SECRETS = frozenset({"AIMASTER_JOB_SECRET"})
+SECRETS = frozenset({"AIMASTER_JOB_SECRET", "AIMASTER_METRICS_TOKEN", "AIMASTER_NOTIFY_WEBHOOK"})
 """Variables of the agent that no worker sees."""
 MAX_RESTARTS_UNLIMITED = 1000
 """What ``TORCHELASTIC_MAX_RESTARTS`` says where a budget decides and not a number."""

@@ -17,12 +17,12 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aimaster.agent.spoken import say
 from aimaster.clock import Clock
-from aimaster.config import DetectorConfig, HangLimits, RendezvousConfig
+from aimaster.config import DetectorConfig, HangLimits, RendezvousConfig, WatchConfig
 from aimaster.errors import MasterLost, OwnBug, PortInUse, SetupError
 from aimaster.ids import JobId, NodeId
 from aimaster.rpc.waiting import within
@@ -34,6 +34,7 @@ READY_TIMEOUT_S = 60.0
 QUICK_DEATH_S = 10.0
 QUICK_DEATHS_MAX = 5
 TERM_GRACE_S = 2.0
+WEBHOOK_VARIABLE = "AIMASTER_NOTIFY_WEBHOOK"
 END_TIMEOUT_S = 15.0
 """How long the host waits for its master to see every agent's goodbye."""
 
@@ -53,8 +54,7 @@ class MasterPlan:
     hangs: HangLimits
     policy: str | None = None
     """See `aimaster.config.RestartConfig`."""
-    metrics: str | None = None
-    """``host:port``; None: no metrics are served."""
+    watch: WatchConfig = field(default_factory=WatchConfig)
 
 
 class MasterHost:
@@ -181,6 +181,7 @@ class MasterHost:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=log_fd,
                 pass_fds=(writer,),
+                env={**os.environ, WEBHOOK_VARIABLE: self._plan.watch.webhook or ""},
                 start_new_session=True,  # Ctrl-C at the terminal is the agent's to handle
             )
         finally:
@@ -215,8 +216,7 @@ class MasterHost:
         argv += _hang_words(plan.hangs)
         if plan.policy is not None:
             argv += ["--policy", plan.policy]
-        if plan.metrics is not None:
-            argv += ["--metrics", plan.metrics]
+        argv += _watch_words(plan.watch)
         if plan.rendezvous.standalone:
             argv += ["--replacement-timeout", "0"]  # nobody else can come
         if self._revived:
@@ -229,6 +229,16 @@ class MasterHost:
             # A journal whose job is over is then served to its end: agents may wait to hear that it is.
             argv.append("--revive")
         return argv
+
+
+def _watch_words(watch: WatchConfig) -> list[str]:
+    """All but the webhook, which every user of the machine could read in a command line."""
+    words = {
+        "--metrics": watch.metrics,
+        "--notify-command": watch.command,
+        "--tensorboard": watch.tensorboard,
+    }
+    return [word for name, value in words.items() if value is not None for word in (name, value)]
 
 
 def _hang_words(hangs: HangLimits) -> list[str]:

@@ -89,7 +89,7 @@ class Meeting:
             detector=config.detector,
             hangs=config.hangs,
             policy=config.restart.policy,
-            metrics=config.paths.metrics,
+            watch=config.paths.watch,
         )
         self._host = MasterHost(plan, clock=self._clock, own=self._own, on_lost=self._on_lost)
         return await self._host.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -203,8 +204,12 @@ def master(
         typer.Option(metavar="HOST:PORT", help="Serve /metrics for Prometheus there."),
     ] = None,
 ) -> None:
-    """Lead a job from this machine; agents come with `aimaster run --rdzv-endpoint HOST:PORT`."""
-    from aimaster.cli.master import Alone, lead_alone
+    """Lead a job from this machine; agents come with `aimaster run --rdzv-endpoint HOST:PORT`.
+
+    Notices and TensorBoard are variables here: AIMASTER_NOTIFY_WEBHOOK, AIMASTER_NOTIFY_COMMAND and
+    AIMASTER_TENSORBOARD.
+    """
+    from aimaster.cli.master import Alone, lead_alone, watch_words
 
     lead_alone(
         Alone(
@@ -214,6 +219,6 @@ def master(
             secret_file=secret_file,
             insecure=insecure,
             heartbeat_interval_s=heartbeat_interval,
-            metrics=metrics,
+            watch=watch_words(metrics, os.environ),
         )
     )

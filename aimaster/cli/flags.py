@@ -76,6 +76,18 @@ OWN_FLAGS: tuple[Flag, ...] = (
         help="serve /metrics for Prometheus there, on the node that leads the job",
     ),
     Flag(
+        names=("--notify-webhook",), env=("AIMASTER_NOTIFY_WEBHOOK",), kind=Kind.TEXT, metavar="URL",
+        group=_PLACES, help="POST a JSON object there when something happens, from the node that leads",
+    ),
+    Flag(
+        names=("--notify-command",), env=("AIMASTER_NOTIFY_COMMAND",), kind=Kind.TEXT, metavar="CMD",
+        group=_PLACES, help="run this with the same object on its standard input",
+    ),
+    Flag(
+        names=("--tensorboard",), env=("AIMASTER_TENSORBOARD",), kind=Kind.TEXT, metavar="DIR",
+        group=_PLACES, help="write step time, goodput, restarts and checkpoint age there for TensorBoard",
+    ),
+    Flag(
         names=("--secret-file",), env=("AIMASTER_SECRET_FILE",), kind=Kind.TEXT, metavar="FILE",
         group=_PLACES, help="secret shared by the nodes of the job; or AIMASTER_JOB_SECRET holds it",
     ),

@@ -6,20 +6,21 @@ import asyncio
 import logging
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aimaster.agent.rundir import default_state_dir
-from aimaster.config import is_loopback
+from aimaster.config import WatchConfig, is_loopback
 from aimaster.core.detector import DetectorConfig
 from aimaster.errors import CredentialsMissing, UsageError
 from aimaster.ids import JobId, is_valid_id
-from aimaster.master.options import MasterOptions, metrics_from
+from aimaster.master.options import MasterOptions, watch_from
 from aimaster.master.process import Begun, lead
 from aimaster.rpc.security import NEW_SECRET_HINT, Credentials, load_secret
 from aimaster.rpc.transport import Endpoint
 
-__all__ = ["Alone", "lead_alone"]
+__all__ = ["Alone", "lead_alone", "watch_words"]
 
 BEATS_TO_SUSPECT = 3
 BEATS_TO_DEATH = 6
@@ -36,7 +37,17 @@ class Alone:
     secret_file: Path | None
     insecure: bool
     heartbeat_interval_s: float
-    metrics: str | None = None
+    watch: WatchConfig = field(default_factory=WatchConfig)
+
+
+def watch_words(metrics: str | None, environ: Mapping[str, str]) -> WatchConfig:
+    """Who may watch: the metrics by a flag, the rest by the variables that `aimaster run` reads too."""
+    return WatchConfig(
+        metrics=metrics,
+        webhook=environ.get("AIMASTER_NOTIFY_WEBHOOK") or None,
+        command=environ.get("AIMASTER_NOTIFY_COMMAND") or None,
+        tensorboard=environ.get("AIMASTER_TENSORBOARD") or None,
+    )
 
 
 def lead_alone(words: Alone) -> None:
@@ -70,7 +81,7 @@ def options_from(words: Alone) -> MasterOptions:
             next_step=f"give --secret-file, or set AIMASTER_JOB_SECRET, or say --insecure\n{NEW_SECRET_HINT}",
         )
     interval_s = words.heartbeat_interval_s
-    metrics, metrics_token = metrics_from(words.metrics, os.environ)
+    watch = watch_from(words.watch, os.environ)
     try:
         detector = DetectorConfig(
             heartbeat_interval_s=interval_s,
@@ -85,8 +96,7 @@ def options_from(words: Alone) -> MasterOptions:
             if secret is None
             else Credentials.from_secret(secret, job=job),
             detector=detector,
-            metrics=metrics,
-            metrics_token=metrics_token,
+            watch=watch,
         )
     except ValueError as error:
         raise UsageError(str(error)) from error

@@ -30,6 +30,7 @@ from aimaster.config import (
     Std,
     StdioConfig,
     StdMap,
+    WatchConfig,
 )
 from aimaster.core.events import RestartScope
 from aimaster.errors import CredentialsMissing, UsageError
@@ -213,21 +214,26 @@ def _paths(values: Values) -> PathsConfig:
         run_dir=values.path("run_dir"),
         state_dir=values.path("state_dir"),
         rules=values.path("rules"),
-        metrics=_metrics(values),
+        watch=_watch(values),
         secret_file=values.path("secret_file"),
         secret_in_env=bool(values.env.get("AIMASTER_JOB_SECRET")),
         insecure=values.switch("insecure"),
     )
 
 
-def _metrics(values: Values) -> str | None:
-    text = values.text("metrics")
-    if not text:
-        return None
-    from aimaster.master.options import metrics_from
+def _watch(values: Values) -> WatchConfig:
+    """What is wrong is said here, and not by a master that does not start."""
+    config = WatchConfig(
+        metrics=values.text("metrics") or None,
+        webhook=values.text("notify_webhook") or None,
+        command=values.text("notify_command") or None,
+        tensorboard=values.text("tensorboard") or None,
+    )
+    if config != WatchConfig():
+        from aimaster.master.options import watch_from
 
-    metrics_from(text, values.env)  # what is wrong is said here, and not by a master that does not start
-    return text
+        watch_from(config, values.env)
+    return config
 
 
 def _policy(values: Values) -> str | None:

@@ -4,8 +4,9 @@ The agent reads one line of JSON from the descriptor ``--ready-fd``: ``{"endpoin
 the master answers, or ``{"error", "message", "where", "next_step"}`` when it cannot start. Everything else
 goes to stderr, which the agent has made a file. For a master on its own there is ``aimaster master``.
 
-The job's secret comes from ``--secret-file``, ``--secret-fd`` or ``AIMASTER_JOB_SECRET``; with none of them,
-connections are plain: whether that may be is decided by the agent.
+The address of a webhook comes from ``AIMASTER_NOTIFY_WEBHOOK``, the job's secret from ``--secret-file``,
+``--secret-fd`` or ``AIMASTER_JOB_SECRET``; with none of them, connections are plain: whether that may be is
+decided by the agent.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from aimaster.config import WatchConfig
 from aimaster.core.detector import DetectorConfig
 from aimaster.core.hang import HangConfig
 from aimaster.core.policy import Policy, Timeouts
@@ -28,7 +30,7 @@ from aimaster.errors import AimasterError, OwnBug, UsageError
 from aimaster.ids import JobId
 from aimaster.journal.codec import decode_policy
 from aimaster.master.lifeline import end_with_parent
-from aimaster.master.options import MasterOptions, metrics_from
+from aimaster.master.options import MasterOptions, watch_from
 from aimaster.master.process import Begun, lead
 from aimaster.rpc.security import Credentials, Secret, load_secret, read_secret_fd
 from aimaster.rpc.transport import Endpoint
@@ -93,7 +95,12 @@ def _options(arguments: argparse.Namespace) -> MasterOptions:
         secret = load_secret(secret_file=arguments.secret_file, environ=os.environ)
     credentials = Credentials.insecure() if secret is None else Credentials.from_secret(secret, job=job)
     endpoint = Endpoint.parse(arguments.listen)
-    metrics, metrics_token = metrics_from(arguments.metrics, os.environ)
+    words = WatchConfig(
+        metrics=arguments.metrics,
+        webhook=os.environ.get("AIMASTER_NOTIFY_WEBHOOK") or None,
+        command=arguments.notify_command,
+        tensorboard=arguments.tensorboard,
+    )
     try:
         policy = Policy() if arguments.policy is None else decode_policy(arguments.policy)
         timeouts = replace(
@@ -115,8 +122,7 @@ def _options(arguments: argparse.Namespace) -> MasterOptions:
             ),
             orphan_timeout_s=arguments.orphan_timeout,
             policy=replace(policy, timeouts=timeouts),
-            metrics=metrics,
-            metrics_token=metrics_token,
+            watch=watch_from(words, os.environ),
             hang=HangConfig(
                 enabled=not arguments.no_hang_detection,
                 floor_s=arguments.hang_timeout,
@@ -149,6 +155,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--join-timeout", type=float, default=limits.join_s)
     parser.add_argument("--replacement-timeout", type=float, default=limits.replacement_s)
     parser.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics there")
+    parser.add_argument("--notify-command", metavar="CMD", help="see `aimaster run`; a webhook is a variable")
+    parser.add_argument("--tensorboard", metavar="DIR", help="write event files there")
     parser.add_argument("--policy", help="as a journal has it; the words above go first")
     hang = HangConfig()
     parser.add_argument("--no-hang-detection", action="store_true")

@@ -6,18 +6,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aimaster.config import is_loopback
+from aimaster.config import WatchConfig, is_loopback
 from aimaster.core.detector import DetectorConfig
 from aimaster.core.hang import HangConfig
 from aimaster.core.policy import Policy
 from aimaster.errors import CredentialsMissing
 from aimaster.ids import JobId, is_valid_id
+from aimaster.master.notify import CommandTarget, Target, WebhookTarget
+from aimaster.master.tensorboard import writable_board
 from aimaster.rpc.security import Credentials
 from aimaster.rpc.transport import Endpoint
 
 ORPHAN_TIMEOUT_S = 300.0
 METRICS_TOKEN = "AIMASTER_METRICS_TOKEN"
 """The variable that holds the token for readers of the metrics."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchOptions:
+    """To whom the job is shown."""
+
+    metrics: Endpoint | None = None
+    """Where ``/metrics`` is served; None: nowhere."""
+    metrics_token: str = field(default="", repr=False)
+    targets: tuple[Target, ...] = ()
+    """Who is sent notices."""
+    tensorboard: Path | None = None
+    """Folder of event files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +51,7 @@ class MasterOptions:
     """How long agents keep their workers without a master."""
     policy: Policy = field(default_factory=Policy)
     hang: HangConfig = field(default_factory=HangConfig)
-    metrics: Endpoint | None = None
-    """Where ``/metrics`` is served; None: nowhere."""
-    metrics_token: str = field(default="", repr=False)
+    watch: WatchOptions = field(default_factory=WatchOptions)
 
     def __post_init__(self) -> None:
         if not is_valid_id(self.job):
@@ -50,13 +63,29 @@ class MasterOptions:
             )
 
 
-def metrics_from(text: str | None, environ: Mapping[str, str]) -> tuple[Endpoint | None, str]:
-    """Where metrics are served, and the token that readers need.
+def watch_from(config: WatchConfig, environ: Mapping[str, str]) -> WatchOptions:
+    """What the words mean.
 
     Raises:
-        UsageError: it is no endpoint.
+        UsageError: one of them is wrong.
+        SetupError: what is needed for it is not installed.
         CredentialsMissing: a network would be listened to without a token.
     """
+    metrics, token = _metrics_from(config.metrics, environ)
+    targets: list[Target] = []
+    if config.webhook is not None:
+        targets.append(WebhookTarget(config.webhook))
+    if config.command is not None:
+        targets.append(CommandTarget(config.command))
+    return WatchOptions(
+        metrics=metrics,
+        metrics_token=token,
+        targets=tuple(targets),
+        tensorboard=None if config.tensorboard is None else writable_board(Path(config.tensorboard)),
+    )
+
+
+def _metrics_from(text: str | None, environ: Mapping[str, str]) -> tuple[Endpoint | None, str]:
     if text is None:
         return None, ""
     endpoint = Endpoint.parse(text)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 
 from aimaster.clock import SystemClock
-from aimaster.master.metrics import MetricsServer
+from aimaster.master.audience import Audience
 from aimaster.master.options import MasterOptions
 from aimaster.master.recovery import stand_up
 from aimaster.master.service import MasterService
@@ -52,24 +52,24 @@ async def lead(options: MasterOptions, *, ready: Callable[[Begun], None], revive
     except BaseException:
         await bound.server.stop(None)
         raise
-    service = MasterService(options, standing, bound=bound)
-    metrics: MetricsServer | None = None
+    clock = SystemClock()
+    told = standing.incidents.told()
+    in_trouble = bool(told) and told[-1].recovered_s is None
+    audience = Audience(options.watch, job=options.job, clock=clock, in_trouble=in_trouble)
+    service = MasterService(options, standing, bound=bound, told=audience.told)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     try:
-        if options.metrics is not None:
-            metrics = MetricsServer(options.metrics, token=options.metrics_token, status=service.status)
-            log.info("metrics at http://%s/metrics", await metrics.start())
+        await audience.start(service.status)
         await service.start()
         ready(Begun(endpoint=bound.endpoint, epoch=standing.life.epoch, replayed=standing.replayed))
         log.info("leads job %s at %s, epoch %d", options.job, bound.endpoint, standing.life.epoch)
         await _first(service.run(), stopped.wait())
     finally:
-        if metrics is not None:
-            await metrics.stop()
         await service.close()
+        await audience.close()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 from aimaster.core.commands import (
@@ -77,8 +78,16 @@ log = logging.getLogger(__name__)
 class MasterService:
     """One life of a master. Implements `aimaster.rpc.server.Master`; used on one event loop."""
 
-    def __init__(self, options: MasterOptions, standing: Standing, *, bound: Bound) -> None:
+    def __init__(
+        self,
+        options: MasterOptions,
+        standing: Standing,
+        *,
+        bound: Bound,
+        told: Callable[[Entry], None] = lambda _: None,
+    ) -> None:
         self._options = options
+        self._told = told
         self._standing = standing
         self._machine = standing.machine
         self._clock = standing.clock
@@ -279,6 +288,7 @@ class MasterService:
         """Called with each step once it is in the journal."""
         self._standing.incidents.add(entry)
         self._standing.times.add(entry)
+        self._told(entry)
         event = entry.record.event
         if isinstance(event, NodeLeft | NodeDied):
             self._table.gone(event.node, event.incarnation)

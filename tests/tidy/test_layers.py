@@ -66,6 +66,11 @@ ROWS = (
         own=(*LEAVES, "aimaster.core", "aimaster.journal", "aimaster.rpc"),
         others=("grpc", "psutil"),
     ),
+    Row(
+        prefix="aimaster.master.tensorboard",
+        own=("aimaster.errors", "aimaster.rpc"),
+        others=("tensorboard",),
+    ),
     Row(prefix="aimaster.worker", own=(), others=("torch",)),
     Row(
         prefix="aimaster.agent",
