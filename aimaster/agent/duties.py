@@ -1,6 +1,7 @@
 """What the agent does when the master says so: prepare, start, end. One order at a time, the newest first.
 
 Every order is answered by a fact, and answered again if it comes again (the master may have lost the answer).
+A look at a node under suspicion may take a minute; an order that comes meanwhile is not kept waiting.
 Nothing here decides: what cannot be done is reported as `NodeFailed`, and the master draws the conclusion.
 """
 
@@ -147,7 +148,11 @@ class Duties:
             if not outcome.gone:
                 self._fail(order.generation, "cannot be killed: " + "; ".join(outcome.unkillable))
                 return
-            against = await self._rechecks.settled(order.generation)
+            if not self._orders.waiting:
+                self._given.clear()
+            against = await self._rechecks.settled(order.generation, unless=self._given)
+            if against is None:
+                return  # what was given meanwhile is the newer word
             if against:
                 self._fail(order.generation, f"the node check found: {against}")
                 return

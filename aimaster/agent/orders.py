@@ -22,6 +22,11 @@ class Orders:
         self.ending = False
         """Whether an `EndNode` was seen: nothing is taken after it."""
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to take: the newest order is not the one being carried out."""
+        return bool(self._waiting)
+
     def give(self, command: Command) -> bool:
         """Take a command in.
 

@@ -113,18 +113,23 @@ class Rechecks:
         )
         self._follow(self._judge(failure, ended.generation))
 
-    async def settled(self, generation: Generation) -> str:
+    async def settled(self, generation: Generation, *, unless: asyncio.Event) -> str | None:
         """Wait until nothing is being looked at.
 
+        Args:
+            generation: That wants to know.
+            unless: Ends the wait, when there is something else to do; the look itself goes on.
+
         Returns:
-            Why no workers may start here, for people; empty where they may. What was found once is looked at
-            again at each call, so that a node that was mended is used again.
+            Why no workers may start here, for people; empty where they may; None when the wait was ended.
+            What was found once is looked at again at each call, so that a node that was mended is used again.
         """
         if self._look is None and self._against:
             self.suspect(Suspicion.FAILURE, generation)
         while self._look is not None:
             look = self._look
-            await asyncio.shield(look)
+            if not await _ended(look, unless=unless):
+                return None
             if self._look is look:
                 self._look = None
         return self._against if self._config.check.mode is CheckMode.ENFORCE else ""
@@ -208,6 +213,19 @@ class Rechecks:
             except (sanitycheck.SanitycheckError, OSError) as error:
                 say(f"the node could not be checked ({error}); going on without it")
                 return None
+
+
+async def _ended(look: asyncio.Task[None], *, unless: asyncio.Event) -> bool:
+    """Wait for a look; False when it goes on and the wait was ended."""
+    called = asyncio.create_task(unless.wait(), name="called-away")
+    try:
+        await asyncio.wait((look, called), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        called.cancel()
+    if not look.done():
+        return False
+    look.result()
+    return True
 
 
 def _line(result: sanitycheck.Result) -> str:
