@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs import Run, script, start_run
+from tests.runs import Run, free_port, script, start_run
 
 MEMORY = Path("/sys/fs/cgroup/memory")
 LIMIT_BYTES = 1_200_000_000
@@ -68,6 +68,65 @@ def test_causes_are_told_apart(tmp_path: Path) -> None:
         run = start_run(folder, "--max-restarts", "0", "--no-warm", script(folder, text))
         assert run.wait() == 20, run.stderr
         assert story(run)["rule"] == row
+
+
+TRAIN = """
+import torch
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        {item}
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for batch in torch.utils.data.DataLoader(Data(), num_workers=1):
+    model(batch[:, :4]).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_sample_that_cannot_be_read_is_tried_once_more_and_told_with_its_step(tmp_path: Path) -> None:
+    text = TRAIN.format(item="return torch.zeros(4) if index < 5 else [][index]")
+    run = start_run(tmp_path, script(tmp_path, text))
+    assert run.wait() == 20, run.stderr
+    told = story(run)
+    assert (told["rule"], told["incident"]["last_step"]) == ("data_worker_exception", 5), told
+    assert "same" in told["decision"], told["decision"]
+    assert told["incident"]["id"] == 2, "once more, and not again"
+
+
+@pytest.mark.slow
+def test_shared_memory_that_is_too_small_for_the_data_workers(tmp_path: Path) -> None:
+    small = 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$@"'
+    prefix = ("unshare", "--mount", "sh", "-c", small, "sh")
+    if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no mount namespace can be made here")
+    path = script(tmp_path, TRAIN.format(item="return torch.ones(8_000_000)"))
+    run = start_run(tmp_path, "--max-restarts", "0", "--no-warm", path, prefix=prefix)
+    assert run.wait() == 20, run.stderr
+    told = story(run)
+    assert (told["rule"], told["blame"]) == ("shm_too_small", "platform"), told
+
+
+@pytest.mark.slow
+def test_a_module_that_one_node_lacks(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "only_here.py").write_text("")
+    path = script(tmp_path, "import only_here, time\ntime.sleep(600)\n")
+    secret = tmp_path / "secret"
+    secret.write_text("a secret of this test alone")
+    secret.chmod(0o600)
+    words = ("--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--secret-file", secret)
+    words += ("--no-warm", "--sanity-check", "off")
+    runs = {
+        name: start_run(tmp_path, *words, "--node-id", name, path, name=name, env=env)
+        for name, env in (("a", {"PYTHONPATH": str(tmp_path / "there")}), ("b", {}))
+    }
+    assert {name: run.wait() for name, run in runs.items()} == {"a": 20, "b": 20}, runs["b"].stderr
+    told = story(runs["a"])
+    assert told["rule"] == "module_missing"
+    assert told["who"].endswith(" on b"), told["who"]
 
 
 BREAKS_ONCE = """
