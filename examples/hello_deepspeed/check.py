@@ -36,10 +36,9 @@ import numpy as np
 from leftovers import Leftovers, measure
 from rich.console import Console
 from rich.table import Table
+from told import check_blame, detected, read_incidents
 
-from aimaster.errors import AimasterError
-from aimaster.journal.incidents import Incident, incidents
-from aimaster.journal.sqlite import SqliteJournal
+from aimaster.journal.incidents import Incident
 
 SCHEMA = 1
 RUNS = ("faulted", "undisturbed")
@@ -128,18 +127,6 @@ def check_steps(run: str, steps: list[Step], plan: dict[str, Any], problems: Pro
     return losses
 
 
-def read_incidents(folder: Path, problems: Problems) -> tuple[Incident, ...]:
-    """The incidents that the job's journal tells, oldest first; the node that hosted the master has it."""
-    found: list[Incident] = []
-    for path in sorted(folder.glob("nodes/*/state/journal.db")):
-        try:
-            with SqliteJournal.read(path) as journal:
-                found += incidents(journal.entries())
-        except AimasterError as error:
-            problems.add(f"the journal cannot be read: {error}")
-    return tuple(sorted(found, key=lambda one: one.detected_wall_s))
-
-
 def judge_fault(
     fault: dict[str, Any], steps: list[Step], told: tuple[Incident, ...], problems: Problems
 ) -> Fault:
@@ -160,6 +147,7 @@ def judge_fault(
         not any(line.pid in killed for line in steps if line.wall_s > when + 1),
         f"{kind}: a process that was killed has logged steps afterwards",
     )
+    check_blame(fault, (line.rank for line in before if line.pid in killed), told, problems.add)
     later = [line for line in steps if line.generation > old]
     first = [line for line in later if line.generation == min(one.generation for one in later)]
     resumed = {line.resumed_step for line in first}
@@ -175,23 +163,12 @@ def judge_fault(
     return Fault(
         kind=kind,
         at_step=at_step,
-        detected_s=_detected(kind, when, told, problems),
+        detected_s=detected(kind, when, told, problems.add),
         recovered_s=_recovered(at_step + 1, when, later, problems, kind),
         resumed_step=resumed_step,
         recomputed_steps=max(0, at_step - resumed_step) if resumed_step is not None else None,
         restored_from=_farthest(line.restored_from for line in first),
     )
-
-
-def _detected(kind: str, when: float, told: tuple[Incident, ...], problems: Problems) -> float | None:
-    """From the fault to the first sign of it that the master acted on."""
-    times = [
-        one.detected_wall_s for one in told if one.kind.value == kind and one.detected_wall_s >= when - 0.1
-    ]
-    if not times:
-        problems.add(f"{kind}: the journal tells of no incident of this kind")
-        return None
-    return round(max(0.0, min(times) - when), 3)
 
 
 def _recovered(step: int, when: float, later: list[Step], problems: Problems, kind: str) -> float | None:
@@ -285,7 +262,7 @@ def build_report(folder: Path, limits: dict[str, float]) -> dict[str, Any]:
         sorted(fault["kind"] for fault in faults) == sorted(plan["faults"]),
         "not every planned fault was made",
     )
-    told = read_incidents(folder / "faulted", problems)
+    told = read_incidents(folder / "faulted", problems.add)
     judged = [judge_fault(fault, steps["faulted"], told, problems) for fault in faults]
     for fault in judged:
         check_promises(fault, limits, problems)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,7 +16,15 @@ from typing import Any
 import pytest
 
 from aimaster.core.commands import ENDED_GENERATION, Decision, Reason, StartWorkers
-from aimaster.core.events import Event, FirstStepDone, NodeDied, NodePrepared, WorkerExited
+from aimaster.core.events import (
+    Event,
+    FirstStepDone,
+    HangKind,
+    NodeDied,
+    NodePrepared,
+    WorkerExited,
+    WorkersHung,
+)
 from aimaster.core.policy import Policy
 from aimaster.ids import Generation, Incarnation, NodeId
 from aimaster.journal.base import Record
@@ -98,20 +108,37 @@ def write_journal(path: Path, incidents: list[dict[str, Any]]) -> None:
     with SqliteJournal.open(path) as journal:
         journal.begin_life(Incarnation("1"), policy=Policy(), at_s=0.0, wall_s=START)
         for number, incident in enumerate(incidents, 1):
-            for event, decision, later_s in story(number, incident["kind"]):
+            for event, decision, later_s in story(number, incident):
                 wall_s = incident["at_wall_s"] + later_s
                 journal.append(
                     [Record(event=event, decision=decision, digest="", at_s=wall_s - START, wall_s=wall_s)]
                 )
 
 
-def story(number: int, kind: str) -> list[tuple[Event, Decision, float]]:
+def story(number: int, incident: dict[str, Any]) -> list[tuple[Event, Decision, float]]:
     """What the master saw and decided about one fault: the failure, the new start, its first step."""
-    who: dict[str, Any] = {"node": NodeId("b"), "incarnation": Incarnation("2"), "seq": number}
+    node, kind = NodeId(incident.get("node", "b")), incident["kind"]
+    who: dict[str, Any] = {"node": node, "incarnation": Incarnation("2"), "seq": number}
     failed: Event = NodeDied(**who, silent_s=6.0)
     if kind == "worker_killed":
         failed = WorkerExited(
-            **who, generation=Generation(number), local_rank=0, rank=0, exit_code=None, signal=9, step=1
+            **who,
+            generation=Generation(number),
+            local_rank=0,
+            rank=incident.get("rank", 0),
+            exit_code=None,
+            signal=9,
+            step=1,
+        )
+    elif kind == "worker_hung":
+        failed = WorkersHung(
+            generation=Generation(number),
+            kind=HangKind.STOPPED,
+            node=node,
+            culprits=incident["culprits"],
+            stalled_s=3.0,
+            limit_s=3.0,
+            step=1,
         )
     new = Generation(number + 1)
     start = StartWorkers(
@@ -172,6 +199,10 @@ def test_good_evidence_gives_the_report_of_the_schema(tmp_path: Path) -> None:
     assert report["leftovers"] == {"processes": 0, "sockets": 0, "shm_bytes": 0}
     assert report["dataset"]["name"] == "pydoc_data.topics"
     assert report["dataset"]["bytes"] > 400_000
+    page = (EXAMPLE.parents[1] / "docs" / "reference" / "demo-report.md").read_text()
+    fields = set(report) | {f"{name}.{key}" for name in ("dataset", "leftovers") for key in report[name]}
+    fields |= {f"faults[].{key}" for key in report["faults"][0]}
+    assert set(re.findall(r"^\| `([\w.\[\]]+)` ", page, flags=re.M)) == fields
     assert (
         report["faults"]
         == [
@@ -285,6 +316,11 @@ def lost_node_trains(evidence: Evidence) -> str:
     return "the lost node still trains"
 
 
+def other_rank_blamed(evidence: Evidence) -> str:
+    evidence["incidents"][0]["rank"] = 1
+    return "worker_killed: the journal blames rank 1, hurt was rank 0"
+
+
 def fault_not_made(evidence: Evidence) -> str:
     evidence["faults"].pop()
     return "not every planned fault was made"
@@ -294,7 +330,7 @@ def fault_not_made(evidence: Evidence) -> str:
     "change",
     [
         other_loss, lost_step, silent_restart, ranks_apart, from_disk, not_dead, too_slow, no_incident,
-        no_journal, lost_node_trains, fault_not_made,
+        no_journal, lost_node_trains, fault_not_made, other_rank_blamed,
     ],
 )  # fmt: skip
 def test_each_broken_promise_is_a_problem(tmp_path: Path, change: Callable[[Evidence], str]) -> None:
@@ -303,6 +339,41 @@ def test_each_broken_promise_is_a_problem(tmp_path: Path, change: Callable[[Evid
     code, report = judge(tmp_path, evidence)
     assert any(expected in problem for problem in report["problems"]), report["problems"]
     assert code == 1
+
+
+def blame(folder: Path, fault: dict[str, Any], incident: dict[str, Any]) -> list[str]:
+    """What is said of a fault to rank 0 where the journal tells of this incident."""
+    sys.path.insert(0, str(EXAMPLE))
+    try:
+        told = importlib.import_module("told")
+    finally:
+        sys.path.remove(str(EXAMPLE))
+    write_journal(folder / "nodes" / "a" / "state" / "journal.db", [{"at_wall_s": START + 1, **incident}])
+    said: list[str] = []
+    incidents = told.read_incidents(folder, said.append)
+    told.check_blame({"wall_s": START + 0.5, **fault}, [0, 0], incidents, said.append)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("culprits", "said"),
+    [
+        ((0,), []),
+        ((), ["worker_hung: the journal blames rank nobody, hurt was rank 0"]),
+        ((1,), ["worker_hung: the journal blames rank 1, hurt was rank 0"]),
+        ((0, 1), ["worker_hung: the journal blames rank 0, 1, hurt was rank 0"]),
+    ],
+)
+def test_a_frozen_rank_must_be_blamed_and_nobody_else(
+    tmp_path: Path, culprits: tuple[int, ...], said: list[str]
+) -> None:
+    assert blame(tmp_path, {"kind": "worker_hung"}, {"kind": "worker_hung", "culprits": culprits}) == said
+
+
+@pytest.mark.parametrize("node", ["b", "c"])
+def test_a_lost_node_must_be_blamed_and_no_other(tmp_path: Path, node: str) -> None:
+    said = blame(tmp_path, {"kind": "node_lost", "node": "b"}, {"kind": "node_lost", "node": node})
+    assert said == ([] if node == "b" else ["node_lost: the journal blames node c, hurt was b"])
 
 
 @pytest.mark.slow
