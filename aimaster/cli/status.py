@@ -18,6 +18,7 @@ from aimaster.cli.status_text import render
 from aimaster.core.sights import Sight
 from aimaster.errors import AimasterError, CredentialsMissing, MasterUnreachable, SecretDiffers, UsageError
 from aimaster.ids import JobId, is_valid_id
+from aimaster.rpc.asking import fetch_status
 from aimaster.rpc.goodput import GoodputStatus
 from aimaster.rpc.messages import ProcessInfo, Role
 from aimaster.rpc.security import Credentials, load_secret
@@ -27,7 +28,6 @@ from aimaster.rpc.status import (
     JobStatus,
     NodeStatus,
     SlowStatus,
-    fetch_status,
 )
 from aimaster.rpc.transport import Endpoint
 
@@ -119,6 +119,7 @@ def from_master(status: JobStatus) -> Plain:
         "world_size": status.world_size,
         "waiting_for": status.waiting_for,
         "steps": {"memory": status.memory_step, "durable": status.durable_step},
+        "step_age_s": {"memory": status.memory_age_s, "durable": status.durable_age_s},
         "master": {"pid": status.master.pid, "node": status.master_node, "epoch": status.epoch},
         "software": status.software,
         "hang": _hang(status.hang),
@@ -148,6 +149,7 @@ def from_run_dirs(places: tuple[Place, ...], trouble: AimasterError | None) -> P
         "world_size": None,
         "waiting_for": "",
         "steps": {"memory": None, "durable": None},
+        "step_age_s": {"memory": None, "durable": None},
         "master": None,
         "software": None,
         "hang": None,

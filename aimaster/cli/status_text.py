@@ -12,6 +12,7 @@ Plain = dict[str, Any]
 
 ERROR_CHARS_SHOWN = 100
 INCIDENTS_SHOWN = 20
+_TIERS = (("memory", "in memory"), ("durable", "durable"))
 
 
 def render(picture: Plain) -> str:
@@ -60,9 +61,9 @@ def _head(picture: Plain) -> list[str]:
     ]
     if picture["waiting_for"]:
         lines.append(f"waiting for {picture['waiting_for']}")
-    lines.append(
-        f"checkpoint step: {_or_dash(steps['memory'])} in memory, {_or_dash(steps['durable'])} durable"
-    )
+    ages = picture.get("step_age_s", {})
+    memory, durable = (f"{_or_dash(steps[tier])} {where}{_age(ages.get(tier))}" for tier, where in _TIERS)
+    lines.append(f"checkpoint step: {memory}, {durable}")
     where = f"on {master['node']}" if master["node"] else "on its own"
     lines.append(f"master: pid {master['pid']} {where}, life {master['epoch']}")
     if picture.get("hang"):
@@ -72,6 +73,10 @@ def _head(picture: Plain) -> list[str]:
     if picture.get("goodput") and picture["goodput"]["goodput"] is not None:
         lines.append(_goodput(picture["goodput"]))
     return lines
+
+
+def _age(age_s: float | None) -> str:
+    return "" if age_s is None else f" ({age_s:.0f} s ago)"
 
 
 def _hang(hang: Plain) -> str:

@@ -57,3 +57,26 @@ class HeldCommits:
         self._held.clear()
         self._since_s = None
         return taken
+
+
+AGES_KEPT_MAX = 16
+"""Steps of each kind whose age is known: training may fall back to an older one."""
+
+
+class CommitAges:
+    """When steps became safe. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._at: dict[bool, dict[int, float]] = {False: {}, True: {}}
+
+    def note(self, fact: StepCommitted, at_s: float) -> None:
+        """It is heard of now; what was heard before keeps its time."""
+        known = self._at[fact.durable]
+        known.setdefault(fact.step, at_s)
+        while len(known) > AGES_KEPT_MAX:
+            del known[next(iter(known))]
+
+    def age_s(self, step: int | None, *, durable: bool, now: float) -> float | None:
+        """How long ago that step became safe; None where it is not known."""
+        at_s = None if step is None else self._at[durable].get(step)
+        return None if at_s is None else max(0.0, now - at_s)

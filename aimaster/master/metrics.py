@@ -46,6 +46,7 @@ def _families(status: JobStatus) -> Iterator[tuple[str, str, str, Samples]]:
     states = Counter(node.state for node in status.nodes)
     phases = Counter(one.phase.value for node in status.nodes for one in node.progress)
     steps = {"memory": status.memory_step, "durable": status.durable_step}
+    fresh = {"memory": status.memory_age_s, "durable": status.durable_age_s}
     ages = [node.heartbeat_age_s for node in status.nodes if node.heartbeat_age_s is not None]
     newest = status.incidents[-1] if status.incidents else None
     job = {"job": status.job, "phase": status.phase, "software": status.software}
@@ -57,6 +58,12 @@ def _families(status: JobStatus) -> Iterator[tuple[str, str, str, Samples]]:
     yield "aimaster_nodes", "gauge", "Nodes by state.", _each("state", states)
     yield "aimaster_ranks", "gauge", "Ranks by what they do.", _each("phase", phases)
     yield "aimaster_checkpoint_step", "gauge", "Newest checkpoint step.", _each("tier", steps)
+    yield (
+        "aimaster_checkpoint_age_seconds",
+        "gauge",
+        "Since the newest checkpoint step became safe there.",
+        _each("tier", fresh),
+    )
     yield (
         "aimaster_rank_steps_min",
         "gauge",

@@ -187,6 +187,7 @@ class MasterService:
             self._server.acknowledge(fact.node)
         elif isinstance(fact, StepCommitted):
             self._held.hold(fact, self._clock.now())
+            self._standing.times.ages.note(fact, self._clock.now())
         else:
             self._queue_commits()
             self._queue_fact(fact)
@@ -219,7 +220,8 @@ class MasterService:
 
     def status(self) -> JobStatus:
         """All that people may know; costs time by the number of nodes."""
-        view = self._machine.view(self._clock.now())
+        now, times = self._clock.now(), self._standing.times
+        view = self._machine.view(now)
         view = replace(
             view,
             memory_step=self._held.newest(view.memory_step, durable=False),
@@ -232,13 +234,15 @@ class MasterService:
             table=self._table,
             server=self._server,
             incidents=self._standing.incidents.told(),
-            moment=(self._clock.now(), self._ledger.trouble),
+            moment=(now, self._ledger.trouble),
         )
         return replace(
             status,
             hang=self._hangs.status(),
             slow=self._slowness.status(),
-            goodput=self._standing.times.status(self._clock.now()),
+            goodput=times.status(now),
+            memory_age_s=times.ages.age_s(view.memory_step, durable=False, now=now),
+            durable_age_s=times.ages.age_s(view.durable_step, durable=True, now=now),
         )
 
     async def _check_declaration(self, identity: Identity, hello: Hello) -> Refused | None:

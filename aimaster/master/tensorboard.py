@@ -51,8 +51,6 @@ class Board:
         from tensorboard.summary import Writer
 
         self._writer: Any = Writer(str(folder))
-        self._newest: dict[str, tuple[int, float]] = {}
-        """By tier the newest step, and how old the job was when it was first seen."""
 
     def write(self, status: JobStatus, *, wall_s: float) -> None:
         """One point of each curve.
@@ -67,8 +65,8 @@ class Board:
             "aimaster/goodput": status.goodput.share,
             "aimaster/restarts": float(status.attempt),
             "aimaster/world_size": float(status.world_size),
-            "aimaster/checkpoint_age_s/memory": self._age("memory", status.memory_step, age_s),
-            "aimaster/checkpoint_age_s/durable": self._age("durable", status.durable_step, age_s),
+            "aimaster/checkpoint_age_s/memory": status.memory_age_s,
+            "aimaster/checkpoint_age_s/durable": status.durable_age_s,
         }
         for name, value in curves.items():
             if value is not None:
@@ -78,11 +76,3 @@ class Board:
     def close(self) -> None:
         """Close the file."""
         self._writer.close()
-
-    def _age(self, tier: str, step: int | None, age_s: float) -> float | None:
-        if step is None:
-            return None
-        known = self._newest.get(tier)
-        if known is None or known[0] != step:
-            known = self._newest[tier] = (step, age_s)
-        return age_s - known[1]

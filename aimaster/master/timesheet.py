@@ -6,10 +6,11 @@ again. Heartbeats tell, and `CaughtUp` writes it down, once for each attempt tha
 
 from __future__ import annotations
 
-from aimaster.core.events import CaughtUp
+from aimaster.core.events import CaughtUp, StepCommitted
 from aimaster.core.goodput import Goodput
 from aimaster.ids import NO_GENERATION, Generation
 from aimaster.journal.base import Entry
+from aimaster.master.commits import CommitAges
 from aimaster.rpc.goodput import GoodputStatus
 from aimaster.rpc.messages import Heartbeat
 
@@ -20,10 +21,14 @@ class TimeSheet:
     def __init__(self) -> None:
         self._goodput = Goodput()
         self._caught_up: Generation = NO_GENERATION
+        self.ages = CommitAges()
+        """Of committed steps."""
 
     def add(self, entry: Entry) -> None:
         """A step that is in the journal."""
         record = entry.record
+        if isinstance(record.event, StepCommitted):
+            self.ages.note(record.event, record.at_s)
         self._goodput.take(record.event, record.decision, record.at_s)
 
     def take(self, beat: Heartbeat) -> CaughtUp | None:

@@ -5,22 +5,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from dataclasses import dataclass
 
-import grpc
-
-from aimaster.errors import AimasterError, BadMessage, JobMismatch, MasterUnreachable
+from aimaster.errors import BadMessage
 from aimaster.ids import Generation, JobId, NodeId
 from aimaster.rpc import limits
 from aimaster.rpc.gen import contract
 from aimaster.rpc.goodput import NO_TIME, GoodputStatus, goodput_from_wire, goodput_to_wire
 from aimaster.rpc.limits import clip
 from aimaster.rpc.messages import ProcessInfo, RankProgress
-from aimaster.rpc.refusals import permanent_error
-from aimaster.rpc.security import Credentials
-from aimaster.rpc.transport import Endpoint, Trouble, diagnose, open_blocking_channel
 from aimaster.rpc.wire import (
     Wire,
     checked,
@@ -151,6 +145,9 @@ class JobStatus:
     hang: HangStatus = NOBODY_LOOKS
     slow: SlowStatus | None = None
     goodput: GoodputStatus = NO_TIME
+    memory_age_s: float | None = None
+    """Since the newest step in memory became safe there; None where it is not known."""
+    durable_age_s: float | None = None
 
 
 def encode_status(status: JobStatus) -> bytes:
@@ -177,6 +174,8 @@ def encode_status(status: JobStatus) -> bytes:
         hang=_hang_to_wire(status.hang),
         slow=None if status.slow is None else _slow_to_wire(status.slow),
         goodput=goodput_to_wire(status.goodput),
+        memory_age_s=_or_minus_one(status.memory_age_s),
+        durable_age_s=_or_minus_one(status.durable_age_s),
     )
     data: bytes = wire.SerializeToString()
     return data
@@ -217,6 +216,8 @@ def decode_status(data: bytes) -> JobStatus:
         hang=_hang_from_wire(wire.hang),
         slow=_slow_from_wire(wire.slow) if wire.HasField("slow") else None,
         goodput=goodput_from_wire(wire.goodput),
+        memory_age_s=_finite_or_none("memory_age_s", wire.memory_age_s),
+        durable_age_s=_finite_or_none("durable_age_s", wire.durable_age_s),
     )
 
 
@@ -229,45 +230,6 @@ def encode_status_request(job: JobId | None) -> bytes:
 def decode_status_request(data: bytes) -> str:
     """The job that is asked for; empty for any."""
     return checked_text("job_id", parse(contract.StatusRequest, data).job_id)
-
-
-def fetch_status(
-    endpoint: Endpoint, credentials: Credentials, *, job: JobId | None, timeout_s: float
-) -> JobStatus:
-    """Ask a master. Blocks; for commands of people.
-
-    Raises:
-        MasterUnreachable: if no master answers there in time.
-        SecretDiffers, CredentialsMissing: if it does not believe us.
-        JobMismatch: if it leads another job.
-        BadMessage: if what answers is not a master of ours.
-    """
-    where = f"master at {endpoint}"
-    with open_blocking_channel(endpoint, credentials) as channel:
-        ask = channel.unary_unary(contract.GETSTATUS_METHOD, None, None)
-        try:
-            return decode_status(ask(encode_status_request(job), timeout=timeout_s))
-        except grpc.RpcError as error:
-            code, details = error.code(), error.details() or ""
-            if code is grpc.StatusCode.NOT_FOUND:
-                raise JobMismatch(details, where=where) from error
-            if code is grpc.StatusCode.UNIMPLEMENTED:
-                raise BadMessage("what answers is not a master", where=where) from error
-            raise _no_answer(endpoint, credentials, details or code.name) from error
-
-
-def _no_answer(endpoint: Endpoint, credentials: Credentials, details: str) -> AimasterError:
-    """Why a master does not answer: found out by another connection, since gRPC only says that it did not."""
-    found = asyncio.run(diagnose(endpoint, credentials))
-    permanent = permanent_error(found, endpoint)
-    if permanent is not None:
-        return permanent
-    sentence = details if found.trouble is Trouble.NONE else found.sentence
-    return MasterUnreachable(
-        f"the master does not answer: {sentence}",
-        where=str(endpoint),
-        next_step="check that the job runs and that this machine reaches its master's host and port",
-    )
 
 
 def _node_to_wire(node: NodeStatus) -> Wire:

@@ -82,14 +82,16 @@ def saved(step: int) -> None:
 
 def loaded(seconds: float) -> None:
     """Say that a checkpoint was loaded, and how long that took. Never raises."""
-    if _writer is not None and _claimed:
-        _writer.loaded(seconds)
+    writer = _writer  # another thread may give up meanwhile
+    if writer is not None and _claimed:
+        writer.loaded(seconds)
 
 
 def held(seconds: float) -> None:
     """Say for how long saving has held the training. Costs a microsecond. Never raises."""
-    if _writer is not None and _claimed:
-        _writer.held(seconds)
+    writer = _writer  # another thread may give up meanwhile
+    if writer is not None and _claimed:
+        writer.held(seconds)
 
 
 def renew() -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from aimaster.journal.incidents import incidents
 from aimaster.journal.sqlite import SqliteJournal
+from aimaster.rpc.asking import fetch_status
 from aimaster.rpc.security import Credentials
-from aimaster.rpc.status import JobStatus, fetch_status
+from aimaster.rpc.status import JobStatus
 from aimaster.rpc.transport import Endpoint
 from tests.integration.master_process import JOB, PATIENCE_S, FakeAgent, MasterProcess, master_at, until
 

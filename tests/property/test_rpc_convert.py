@@ -26,6 +26,7 @@ from aimaster.rpc.convert import (
     encode_from_master,
 )
 from aimaster.rpc.facts import FACT_KINDS
+from aimaster.rpc.goodput import GoodputStatus
 from aimaster.rpc.limits import CUT, TEXT_CHARS_MAX, clip
 from aimaster.rpc.messages import (
     Ack,
@@ -283,6 +284,13 @@ job_statuses = st.builds(
     master_node=texts,
     memory_step=maybe(counts),
     durable_step=maybe(counts),
+    memory_age_s=maybe(seconds),
+    durable_age_s=maybe(seconds),
+    goodput=st.builds(
+        GoodputStatus,
+        wall_s=seconds,
+        phases=st.lists(st.tuples(texts, seconds), max_size=3).map(tuple),
+    ),
     budgets=st.lists(
         st.builds(BudgetStatus, cause=texts, used=ranks, limit=ranks, window_s=seconds), max_size=3
     ).map(tuple),

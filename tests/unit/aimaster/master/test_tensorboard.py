@@ -21,10 +21,10 @@ def test_curves_are_what_the_job_was(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     board = Board(tmp_path)
-    status = replace(RecordingMaster().status(), attempt=2, memory_step=7, durable_step=None)
+    status = replace(RecordingMaster().status(), attempt=2, durable_age_s=None)
     for wall_s, share in ((10.0, 0.5), (20.0, 0.75)):
         times = GoodputStatus(wall_s=wall_s, phases=(("training", share * wall_s),))
-        board.write(replace(status, goodput=times), wall_s=1000.0 + wall_s)
+        board.write(replace(status, goodput=times, memory_age_s=wall_s / 4), wall_s=1000.0 + wall_s)
     board.close()
     events = EventAccumulator(str(tmp_path))
     events.Reload()
@@ -34,7 +34,7 @@ def test_curves_are_what_the_job_was(tmp_path: Path) -> None:
     }
     assert curves["aimaster/goodput"] == [(10, 0.5), (20, 0.75)]
     assert curves["aimaster/restarts"] == [(10, 2.0), (20, 2.0)]
-    assert curves["aimaster/checkpoint_age_s/memory"] == [(10, 0.0), (20, 10.0)]
+    assert curves["aimaster/checkpoint_age_s/memory"] == [(10, 2.5), (20, 5.0)]
     assert "aimaster/checkpoint_age_s/durable" not in curves
 
 
