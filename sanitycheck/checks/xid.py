@@ -25,6 +25,8 @@ _WANTED_EFFECT = {
 
 def _effect(event: XidEvent) -> str:
     """``none``, ``count_only``, ``suspect``, ``isolate`` or ``unknown``."""
+    if event.code == 0:
+        return "unknown"  # a message of the driver, but not one that can be read
     if event.switch:
         return "isolate" if event.payload == "fatal" else "suspect"
     entry = catalogue().entries.get(event.code)

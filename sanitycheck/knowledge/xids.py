@@ -1,7 +1,9 @@
 """NVIDIA's XID messages: ``data/xid_catalog.yaml``, and reading them out of kernel messages.
 
 The code is the number after the closing bracket, never the bus number inside it. The catalogue maps a code to
-an action and an action to an effect on the node. A code that is not in it is *unknown*, not fatal.
+an action and an action to an effect on the node. A code that is not in it is *unknown*, not fatal. Only a message
+that begins with the driver's own prefix is one: the kernel also writes lines that quote what a user chose (names of
+processes, its command line), and these may look like anything.
 """
 
 from __future__ import annotations
@@ -24,7 +26,15 @@ NVLINK5 = range(144, 151)
 EFFECTS = ("none", "count_only", "from_text", "from_payload", "suspect", "isolate")
 SEVERITIES = ("info", "warning", "error", "critical")
 SCOPES = ("app", "gpu", "link", "node")
-PATTERNS = ("xid", "sxid", "fallen_without_code", "reset_required", "nvlink5_payload", "recovery_154")
+PATTERNS = (
+    "xid",
+    "sxid",
+    "unreadable",
+    "fallen_without_code",
+    "reset_required",
+    "nvlink5_payload",
+    "recovery_154",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,8 +149,10 @@ def parse_line(text: str, *, table: Catalogue | None = None) -> XidLine | None:
         return XidLine(code=int(match["code"]), pci=match["pci"], switch=True, payload=payload, text=text)
     if patterns["fallen_without_code"].search(text):
         return XidLine(code=FALLEN_OFF, text=text)
-    if "NVRM" in text and patterns["reset_required"].search(text):
+    if patterns["reset_required"].search(text):
         return XidLine(code=154, wanted="GPU Reset Required", text=text)
+    if patterns["unreadable"].search(text):
+        return XidLine(code=0, switch="SXid" in text, text=text)
     return None
 
 

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
+from sanitycheck.checks.xid import judge_xid
 from sanitycheck.errors import TableError
 from sanitycheck.facts.xid import find_xids
 from sanitycheck.knowledge.specs import SPECS, load_specs, replay_expected_per_min, spec_of
 from sanitycheck.knowledge.xids import CATALOGUE, catalogue, load_catalogue, parse_line, recovery_wanted
+from sanitycheck.options import Options
+from sanitycheck.result import Verdict
 
 XID = "NVRM: Xid (PCI:0000:3b:00): "
 
@@ -145,6 +148,10 @@ def test_corrected_errors_grow_with_speed_and_lanes() -> None:
         ("NVRM: Xid (PCI:0000:79:00): 13, Graphics SM Warp Exception", 13, "0000:79:00"),
         ("NVRM: Xid (0000:03:00): 31, Ch 00000010", 31, "0000:03:00"),
         ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", 79, ""),
+        ("NVRM: fallen off the bus and is not responding to commands.", 79, ""),
+        ("NVRM: nvAssertFailed: Reset required [NV_ERR_RESET_REQUIRED] (0x62)", 154, ""),
+        ("nvidia 0000:3b:00.0: NVRM: Xid (PCI:0000:3b:00): 48, DBE", 48, "0000:3b:00"),
+        (XID + "109", 109, "0000:3b:00"),
     ],
 )
 def test_the_code_is_the_number_behind_the_bracket(text: str, code: int, pci: str) -> None:
@@ -153,7 +160,52 @@ def test_the_code_is_the_number_behind_the_bracket(text: str, code: int, pci: st
     assert (line.code, line.pci) == (code, pci)
 
 
-@pytest.mark.parametrize("text", ["usb 1-1: new device", "Xid 79", "NVRM: loading NVIDIA UNIX Kernel Module"])
+NEAR_MISSES = (
+    "usb 1-1: new device",
+    "Xid 79",
+    "NVRM: loading NVIDIA UNIX Kernel Module",
+    "NVRM: Xid handling is on",
+    "NVRM: SXid (PCI:0000:3b:00): 79, Fatal, Link 1",
+    "xNVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",
+    "Command line: BOOT=x NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",
+    'audit: type=1300 comm="NVRM: Xid (PCI:0000:3b:00): 79,"',
+    "Out of memory: Killed process 7 (NVRM: fallen off the bus) total-vm:1kB",
+    "oom: task=nvidia-nvswitch1: SXid (PCI:0000:3b:00): 20034, Fatal, Link 30",
+    "python[7]: NVRM: NV_ERR_RESET_REQUIRED",
+    "NVRM: NV_ERR_RESET_REQUIRED_NOT",
+    "NVRM: module of a GPU that could have fallen off the bus",
+)
+
+
+UNREADABLE = (
+    "NVRM: Xid (PCI:0000:3b:00)",
+    "NVRM: Xid (PCI:0000:3b:00): ",
+    "NVRM: Xid (PCI:0000:3b:00): 0x4f, GPU has left",
+    "NVRM: Xid (PCI:0000:3b:00): 79th, GPU has left",
+    "NVRM: Xid (PCI:0000:3b:00): 79.5, GPU has left",
+    "NVRM: Xid (PCI:0000:3b:00): " + "7" * 5000 + ", GPU has left",
+    "NVRM: Xid (gpu zero): 79, GPU has left",
+    "nvidia-nvswitch0: SXid (PCI:0000:3b:00): 11001, Perhaps, Link 1",
+)
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_a_message_without_a_code_that_can_be_read_is_unknown_and_no_other_code(text: str) -> None:
+    facts = find_xids([record(text)], uptime_s=1001.0)
+    assert [event.code for event in facts.events] == [0]
+    assert {finding.verdict for finding in judge_xid(facts, Options())} == {Verdict.UNKNOWN}
+
+
+@pytest.mark.parametrize("code", sorted(catalogue().entries))
+def test_every_code_is_read_as_itself_whatever_a_program_calls_itself(code: int) -> None:
+    """The bus numbers, the pid and the name are those of other codes."""
+    text = f"NVRM: Xid (PCI:0000:79:00): {code}, pid=48, name=): 79, Ch 94"
+    line = parse_line(text)
+    assert line is not None
+    assert (line.code, line.pci, line.switch) == (code, "0000:79:00", False)
+
+
+@pytest.mark.parametrize("text", NEAR_MISSES)
 def test_other_messages_are_no_xids(text: str) -> None:
     assert parse_line(text) is None
 
