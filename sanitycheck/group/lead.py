@@ -187,7 +187,14 @@ class Lead(threading.Thread):
         return [results(number, group) for number, group in zip(numbers, groups, strict=True)]
 
     def _complete(self, number: int, group: list[_Member], opened: set[int]) -> bool:
+        """Whether the outcome is known: all have answered, or one has said what went wrong.
+
+        The others of a test that went wrong may wait for that one until their deadline. Nobody waits for
+        them: their next order ends it.
+        """
         heard = [one.said.get(number, {}).get("result") for one in group]
+        if any(answer and answer.get("problem") for answer in heard):
+            return True
         # A store that could not be opened is the end of that test: the others were never asked.
         return all(heard) or (number not in opened and heard[0] is not None)
 

@@ -2,7 +2,8 @@
 
 Orders come as JSON lines on stdin: ``{"do": "test", "id": n, "rank": r, "world": w, "at": "host:port" or "",
 "address": own address, "deadline_s": s}``. Rank 0 of a test opens a store at a free port and says
-``{"id": n, "at": "host:port"}``; everybody then says ``{"id": n, "result": {…}}``. One test at a time.
+``{"id": n, "at": "host:port"}``; everybody then says ``{"id": n, "result": {…}}``. One test at a time: an
+order that comes while a test runs ends it in silence, since its outcome is known from the other side.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -24,16 +26,17 @@ __all__ = ["BOOTSTRAP", "main"]
 
 BOOTSTRAP = (
     "import json,sys;"
-    "order=json.loads(sys.stdin.buffer.readline());"
+    "order=json.loads(open(0,'rb',buffering=0,closefd=False).readline());"
     "sys.path[:]=order['path'];"
     "from sanitycheck.group.worker import main;"
     "main(order)"
 )
 SIZES_BYTES = (64, 64 << 10, 1 << 20, 8 << 20)
 REPEATS = 3
-ENOUGH_S = 0.5
-"""A size that took so long is the last: a slow link must not run into the deadline, which means broken."""
-END_WAIT_S = 2.0
+ENOUGH_S = 0.25
+"""A size that took so long is the last: a slow link must not run into the deadline, which means broken, and
+need not hold up the round; the next size is up to eight times as long."""
+ORDERS_FD = 0
 ORDER_BYTES_MAX = 1 << 16
 
 
@@ -91,6 +94,8 @@ def _test(torch: Any, order: Mapping[str, Any], say: Any) -> dict[str, Any]:
             say({"id": order["id"], "at": f"{order['address']}:{store.port}"})
         else:
             host, _, port = str(order["at"]).rpartition(":")
+            # The store is open already. What the network refuses at once, torch would try until the deadline.
+            socket.create_connection((host, int(port)), timeout=limit.total_seconds()).close()
             store = dist.TCPStore(host, int(port), world, False, timeout=limit)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
         result = _exchange(torch, world, rank)
@@ -124,12 +129,14 @@ def _fork(torch: Any, order: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _run(torch: Any, order: Mapping[str, Any]) -> None:
-    """One test under its deadline; says its messages as they come, and a result in any case."""
+    """One test under its deadline; says its messages as they come, and a result unless it is called away."""
     pid, fd = _fork(torch, order)
     ends = time.monotonic() + float(order["deadline_s"])
-    data, said = b"", False
+    data, said, away = b"", False, False
     while not said:
-        ready, _, _ = select.select([fd], [], [], max(0.0, ends - time.monotonic()))
+        ready, _, _ = select.select([fd, ORDERS_FD], [], [], max(0.0, ends - time.monotonic()))
+        if away := ORDERS_FD in ready:
+            break
         part = os.read(fd, 1 << 16) if ready else b""
         if not part:
             break
@@ -142,7 +149,7 @@ def _run(torch: Any, order: Mapping[str, Any]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    if not said:
+    if not said and not away:
         _say({"id": order["id"], "result": {"problem": f"no answer within {order['deadline_s']:g} s"}})
 
 
@@ -157,5 +164,7 @@ def main(order: Mapping[str, Any]) -> None:
         _say({"ready": False, "problem": f"torch cannot be imported: {error}"[:300]})
         return
     _say({"ready": True})
-    while line := sys.stdin.buffer.readline(ORDER_BYTES_MAX):
+    # Unbuffered, so that an order that has come is seen by `select` and not kept in a buffer.
+    orders = os.fdopen(ORDERS_FD, "rb", buffering=0, closefd=False)
+    while line := orders.readline(ORDER_BYTES_MAX):
         _run(torch, json.loads(line))

@@ -1,9 +1,10 @@
 """NVIDIA's XID messages: ``data/xid_catalog.yaml``, and reading them out of kernel messages.
 
 The code is the number after the closing bracket, never the bus number inside it. The catalogue maps a code to
-an action and an action to an effect on the node. A code that is not in it is *unknown*, not fatal. Only a message
-that begins with the driver's own prefix is one: the kernel also writes lines that quote what a user chose (names of
-processes, its command line), and these may look like anything.
+an action and an action to an effect on the node. A code that is not in it is *unknown*, not fatal.
+
+Only a message that begins with the driver's own prefix is one: the kernel also writes lines that quote what a
+user chose (names of processes, its command line), and these may look like anything.
 """
 
 from __future__ import annotations

@@ -69,23 +69,19 @@ def subjects(report: Report, check: str, reason: str) -> set[str]:
     return {one.subject for one in of(report, check).findings if one.reason.value == reason}
 
 
-def test_a_cut_pair_is_a_link_and_a_node_that_never_came_is_named(
-    make_cluster: Callable[[int], Cluster],
-) -> None:
+def test_a_cut_pair_is_a_link(make_cluster: Callable[[int], Cluster]) -> None:
     cluster = make_cluster(3)
     for one, other in ((1, 2), (2, 1)):
-        assert (
-            cluster[one].run(["ip", "route", "add", "blackhole", f"{cluster[other].address}/32"]).returncode
-            == 0
-        )
-    children = start(cluster, nnodes=4, hosts=3, extra=("--join-timeout", "20", "--round-timeout", "8"))
+        cut = ["ip", "route", "add", "blackhole", f"{cluster[other].address}/32"]
+        assert cluster[one].run(cut).returncode == 0
+    children = start(cluster, nnodes=3, hosts=3, extra=("--round-timeout", "60"))
     for rank, child in enumerate(children):
         code, report = finished(cluster[rank], child)
         (link,) = subjects(report, "coll.localise", "link_bad")
         assert set(link.split("-")) == {"h1", "h2"}
         assert subjects(report, "coll.localise", "node_bad") == set()
         assert not report.blocking
-        assert report.missing == ("node rank 3",)
+        assert report.missing == ()
         assert code == 3
 
 
@@ -145,7 +141,7 @@ def test_when_no_pair_can_talk_it_is_a_common_cause(make_cluster: Callable[[int]
             done = cluster[one].run(command)
             if done.returncode:
                 pytest.skip(f"no policy routing here: {done.stderr.strip()}")
-    children = start(cluster, nnodes=3, hosts=3, extra=("--round-timeout", "6"))
+    children = start(cluster, nnodes=3, hosts=3, extra=("--round-timeout", "60"))
     for rank, child in enumerate(children):
         code, report = finished(cluster[rank], child)
         assert of(report, "coll.localise").reason.value == "common_cause", json.dumps(report.to_dict())

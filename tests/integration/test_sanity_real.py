@@ -148,6 +148,24 @@ sys.exit(subprocess.run(sys.argv[2:]).returncode)
 """
 
 
+LOOK = """
+import json, sys
+from dataclasses import replace
+from sanitycheck.catalogue import by_id
+from sanitycheck.options import Options
+from sanitycheck.result import Level, Report
+from sanitycheck.runner import run_checks
+checks = [
+    replace(by_id("host.limits"), deadline_s=60.0),
+    by_id("store.mounts"),
+    # A hang takes its whole deadline. A tenth is as real; that the whole one blocks, test_judgement shows.
+    replace(by_id("store.ckpt_path"), deadline_s=3.0),
+]
+results = run_checks(checks, Options(ckpt_path=sys.argv[1]), timeout_s=120.0)
+print(Report(node="n", level=Level.QUICK, results=results, started_unix_s=0.0, duration_s=0.0).to_json())
+"""
+
+
 @pytest.mark.slow
 def test_a_dead_mount_is_found_and_the_rest_goes_on(
     in_namespace: Callable[..., Report], tmp_path: Path
@@ -158,17 +176,15 @@ def test_a_dead_mount_is_found_and_the_rest_goes_on(
     script = tmp_path / "hang.py"
     script.write_text(HANGING_MOUNT)
     where = str(tmp_path / "dead")
-    report = in_namespace(
-        f'{sys.executable} "$1" "$2" {RUN} --only store.mounts,store.ckpt_path,host.limits --timeout 100'
-        ' --ckpt-path "$2" || true',
-        str(script),
-        where,
-    )
+    look = tmp_path / "look.py"
+    look.write_text(LOOK)
+    python = sys.executable
+    report = in_namespace(f'{python} "$1" "$2" {python} "$3" "$2"', str(script), where, str(look))
     limits, mounts, store = report.results
     assert limits.verdict in (Verdict.PASS, Verdict.WARN)
     dead = finding(mounts, Reason.MOUNT_HUNG)
     assert (dead.subject, dead.verdict, dead.facts["needed_for"]) == (where, Verdict.FAIL, "checkpoints")
-    assert (store.verdict, store.reason, store.blocking) == (Verdict.FAIL, Reason.HUNG, True)
+    assert (store.verdict, store.reason) == (Verdict.FAIL, Reason.HUNG)
 
 
 @pytest.mark.slow

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -20,16 +22,20 @@ from sanitycheck.drill import parse
 from sanitycheck.errors import GroupError, UsageError
 from sanitycheck.group.lead import Lead, Schedule
 from sanitycheck.group.member import Member
-from sanitycheck.group.run import GroupPlace
-from sanitycheck.group.wire import LINE_BYTES_MAX, Lines
+from sanitycheck.group.run import GroupPlace, run_group
+from sanitycheck.group.wire import LINE_BYTES_MAX, Lines, send_line
+from sanitycheck.group.worker import BOOTSTRAP
 from sanitycheck.judge import judge
 from sanitycheck.options import Options
 from sanitycheck.outcome import Cannot
+from sanitycheck.process import probe_environment, search_path
 from sanitycheck.reasons import Reason
 from sanitycheck.render.sentences import describe, next_step
-from sanitycheck.result import Result, Verdict
+from sanitycheck.render.text import coverage_line
+from sanitycheck.result import Level, Result, Verdict
 
 NAMES = "abcd"
+LONG_S = 240.0
 
 
 def judged(check: str, facts: Mapping[str, Any]) -> Result:
@@ -249,3 +255,114 @@ def test_two_nodes_on_this_machine_are_clear_together() -> None:
         assert reasons["coll.all"] == "all_together"
         assert reasons["sw.fleet"] == "fleet_equal"
         assert child.returncode == 0
+
+
+class Joined:
+    """A node of a group that is no more than its connection: it says what the test lets it say."""
+
+    def __init__(self, endpoint: tuple[str, int], rank: int) -> None:
+        self._sock = socket.create_connection(endpoint, timeout=LONG_S)
+        self._lines = Lines()
+        self._heard: list[dict[str, Any]] = []
+        self.say({"hello": {"rank": rank, "group": "g", "host": f"h{rank}", "address": "127.0.0.1"}})
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        send_line(self._sock, message)
+
+    def hears(self) -> dict[str, Any]:
+        """The next message."""
+        while not self._heard:
+            data = self._sock.recv(1 << 16)
+            assert data, "the lead has closed the connection"
+            self._heard += self._lines.feed(data)
+        return self._heard.pop(0)
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+@contextlib.contextmanager
+def joined(count: int, *, nnodes: int, schedule: Schedule) -> Iterator[list[Joined]]:
+    """A group whose members have joined and reported."""
+    endpoint = ("127.0.0.1", free_port())
+    lead = Lead(endpoint, nnodes=nnodes, group="g", schedule=schedule)
+    members = [Joined(endpoint, rank) for rank in range(count)]  # they wait at the port until it starts
+    for member in members:
+        member.say({"report": {"alone": 1.0, "blocking": False, "versions": {}}})
+    lead.start()
+    try:
+        yield members
+    finally:
+        lead.stop()
+        lead.join()
+        for member in members:
+            member.close()
+
+
+def test_nobody_waits_for_the_other_side_of_a_test_that_went_wrong() -> None:
+    """One says at once what is wrong, the other says nothing; all deadlines are longer than this test."""
+    schedule = Schedule(join_s=LONG_S, report_s=LONG_S, round_s=LONG_S, whole_s=LONG_S)
+    with joined(2, nnodes=2, schedule=schedule) as (first, second):
+        order = first.hears()
+        assert (order["do"], order["rank"], order["world"]) == ("test", 0, 2)
+        first.say({"id": order["id"], "at": "127.0.0.1:1"})
+        assert second.hears()["id"] == order["id"]
+        second.say({"id": order["id"], "result": {"problem": "no route to host"}})
+        end = first.hears()
+        assert end["do"] == "end"
+        (meeting,) = end["facts"]["meetings"]
+        assert (meeting["mb_s"], meeting["problem"]) == (None, "no route to host")
+
+
+def test_a_pair_of_which_nobody_says_anything_costs_its_deadline_and_no_more() -> None:
+    schedule = Schedule(join_s=LONG_S, report_s=LONG_S, round_s=0.2, whole_s=LONG_S)
+    with joined(2, nnodes=2, schedule=schedule) as (first, second):
+        assert first.hears()["do"] == "test"
+        end = second.hears()
+        assert [one["problem"] for one in end["facts"]["meetings"]] == ["no answer"]
+
+
+def test_a_node_that_never_came_is_named_and_called_nothing() -> None:
+    place = GroupPlace(
+        nnodes=2, rank=0, endpoint=f"127.0.0.1:{free_port()}", schedule=Schedule(join_s=1.0, whole_s=LONG_S)
+    )
+    report = run_group(place, level=Level.INSTANT, options=Options(only=("host.limits",)))
+    assert report.missing == ("node rank 1",)
+    assert coverage_line(report).count("never came: node rank 1") == 1
+    (localised,) = [one for one in report.results if one.check == "coll.localise"]
+    assert (localised.verdict, report.blocking) == (Verdict.UNKNOWN, False)
+
+
+@pytest.mark.slow
+def test_an_order_ends_the_test_that_still_waits_for_the_other_side() -> None:
+    """The worker of a node, whose first test waits for a partner that never comes."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    test = {"do": "test", "rank": 0, "world": 2, "at": "", "address": "127.0.0.1", "deadline_s": LONG_S}
+    with subprocess.Popen(
+        [sys.executable, "-I", "-c", BOOTSTRAP],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=probe_environment(os.environ, threads=1),
+    ) as worker:
+        assert worker.stdin is not None
+
+        def order(message: Mapping[str, Any]) -> None:
+            assert worker.stdin is not None
+            worker.stdin.write(json.dumps(message).encode() + b"\n")
+            worker.stdin.flush()
+
+        def answer() -> dict[str, Any]:
+            assert worker.stdout is not None
+            return dict(json.loads(worker.stdout.readline()))
+
+        order({"path": search_path(), "parent": os.getpid()})
+        assert answer() == {"ready": True}
+        order({**test, "id": 1})
+        assert answer()["id"] == 1  # its store is open, and it waits
+        order({**test, "id": 2, "world": 1})
+        assert answer()["id"] == 2
+        done = answer()
+        assert done["id"] == 2
+        assert done["result"]["wrong"] == 0
+        worker.stdin.close()
+        assert worker.wait(LONG_S) == 0
