@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from aimaster.core.goodput import Phase
+from aimaster.journal.sqlite import SqliteJournal
+from aimaster.journal.times import spans
 from tests.runs import Run, alive, below, free_port, script, start_run, until
 
 TRAIN = """
@@ -100,6 +103,19 @@ def two_nodes_and_a_spare(folder: Path) -> list[Run]:
     return runs
 
 
+def check_account(folder: Path, *, attempts: int) -> None:
+    """Where the time went, by the journal: all of it is known, and training stopped only where it had to."""
+    (path,) = (folder / "state").rglob("journal.db")
+    with SqliteJournal.read(path) as journal:
+        entries = tuple(journal.entries())
+    kept = spans(entries)
+    wall_s = entries[-1].record.at_s - entries[0].record.at_s
+    known_s = sum(span.end_s - span.begin_s for span in kept if span.phase is not Phase.UNKNOWN)
+    assert 0.98 * wall_s <= known_s <= wall_s + 1e-6
+    assert len([span for span in kept if span.phase is Phase.TRAINING]) == attempts
+    assert any(span.phase is Phase.STALL for span in kept), "saving has held the training a little"
+
+
 @pytest.mark.parametrize("role", ["worker", "saver", "master", "template"])
 def test_one_process_of_a_node_is_killed(tmp_path: Path, undisturbed: str, role: str) -> None:
     run = two_workers(tmp_path)
@@ -110,6 +126,7 @@ def test_one_process_of_a_node_is_killed(tmp_path: Path, undisturbed: str, role:
     again = len(steps_of(run)) - STEPS
     assert 0 <= again <= 1 if role == "worker" else again == 0
     assert below(run.run_dir) == []
+    check_account(tmp_path, attempts=2 if role == "worker" else 1)
 
 
 def test_agent_is_killed_and_the_next_one_adopts_its_saver(tmp_path: Path, undisturbed: str) -> None:
