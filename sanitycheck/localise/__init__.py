@@ -9,7 +9,8 @@ the evidence and asks again.
    leaves.
 2. Two rounds of disjoint pairs from a round-robin tournament, so that nobody meets the same partner twice.
 3. Each suspect (a node with a bad pair) is tested with different partners that have passed everything so far:
-   two rounds, a third where the two disagree. Two independent partners that agree make a node bad.
+   three with which it is good clear it, and two more for each with which it is bad. Two independent partners
+   that agree, and are the majority, make it bad; so do three in any case, since a fault may come and go.
 4. A pair that was bad although both nodes are fine is tested once more: bad again, it is the link.
 5. Nobody passed, or most nodes look bad: a common cause. Then nobody is called bad.
 

@@ -17,8 +17,15 @@ SMALL_FLEET = 6
 four has too few witnesses for it."""
 WITNESSES = 2
 """Partners that must agree before a node is called bad."""
-WITNESSES_MAX = 3
-"""Tests of a suspect with partners that passed; an odd number, so that there is a majority."""
+WITNESSES_AGAINST = 3
+"""So many make a node bad whatever others say: a fault may come and go, noise does not hit one so often."""
+WITNESSES_FOR = 3
+"""So many with which it was good clear a suspect …"""
+WITNESSES_FOR_EACH = 2
+"""… and so many more for each with which it was bad: nine tests at most."""
+GOLDEN = 0.6180339887
+"""Share of the fleet by which each round's witnesses lie behind those of the last: far from all earlier ones,
+so that no rack judges a suspect twice."""
 LINK_TESTS = 2
 MAD_TO_SIGMA = 1.4826
 
@@ -67,16 +74,16 @@ class _Reading:
     common: bool
 
     def is_bad(self, node: str) -> bool:
-        """Whether two witnesses agree and are the majority."""
+        """Whether two witnesses agree and are the majority, or three agree."""
         bad, good = len(self.bad_with.get(node, ())), len(self.good_with.get(node, ()))
-        return bad >= WITNESSES and bad > good
+        return bad >= WITNESSES_AGAINST or bad >= WITNESSES > good
 
     def is_open(self, node: str) -> bool:
         """Whether another witness could still decide."""
         bad, good = len(self.bad_with.get(node, ())), len(self.good_with.get(node, ()))
-        if self.small:
+        if self.small or self.is_bad(node):
             return False
-        return max(bad, good) < WITNESSES and bad + good < WITNESSES_MAX
+        return good < WITNESSES_FOR + WITNESSES_FOR_EACH * bad
 
 
 def _alone(evidence: Evidence, limits: Limits) -> tuple[dict[str, Why], float | None]:
@@ -181,7 +188,7 @@ def _with_witnesses(reading: _Reading, done: int) -> tuple[Pair, ...]:
     free = reading.passed
     taken: set[str] = set()
     pairs: list[Pair] = []
-    begin = done * (len(free) // 3 + 1)  # another beginning in each round, for other partners
+    begin = int(done * GOLDEN * len(free))
     for place, suspect in enumerate(node for node in reading.suspects if reading.is_open(node)):
         if len(taken) == len(free):
             break

@@ -131,13 +131,32 @@ def test_the_rounds_do_not_grow_with_the_fleet() -> None:
     assert rounds[1] <= rounds[0] + 3
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_faults_that_come_and_go_cost_recall_but_no_good_node(seed: int) -> None:
-    world = make_world(500, seed=seed, faulty_share=0.04, intermittent=1.0)
-    verdicts = searched(world)
-    bad = {one.first for one in verdicts.nodes}
-    assert bad <= set(world.faults)
-    assert len(bad | set(verdicts.watch) & set(world.faults)) >= len(world.faults) // 4
+def test_faults_that_come_and_go_cost_recall_but_no_good_node() -> None:
+    """A quarter of them never shows in the two rounds of the tournament, so that 3/4 is the most there is."""
+    found = faulty = 0
+    for seed in range(6):
+        world = make_world(500, seed=seed, faulty_share=0.04, intermittent=1.0)
+        bad = {one.first for one in searched(world).nodes}
+        assert bad <= set(world.faults)
+        found += len(bad)
+        faulty += len(world.faults)
+    assert found / faulty > 0.55
+
+
+def test_a_fault_that_shows_in_every_third_test_is_called_bad() -> None:
+    """Never the majority of its witnesses, and yet no noise."""
+    names = tuple(f"n{i:02d}" for i in range(40))
+    evidence = Evidence(nodes=names)
+    seen = 0
+    while pairs := plan(evidence):
+        outcomes = []
+        for first, second in pairs:
+            shows = "n07" in (first, second) and seen % 3 == 0
+            seen += "n07" in (first, second)
+            outcomes.append(PairOutcome(first=first, second=second, score=0.4 if shows else 1.0))
+        evidence = evidence.with_round(tuple(outcomes))
+    (culprit,) = conclude(evidence).nodes
+    assert (culprit.first, len(set(culprit.witnesses))) == ("n07", 3)
 
 
 @given(seed=st.integers(0, 10_000), count=st.integers(1, 30), faulty=st.integers(0, 30))
