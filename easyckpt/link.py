@@ -12,7 +12,6 @@ import contextlib
 import mmap
 import os
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 
 import msgspec
@@ -59,7 +58,6 @@ LOAD_TIMEOUT_S = 3600.0
 """A large checkpoint from slow storage."""
 
 OPEN_TIMEOUT_S = 150.0
-MAPS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +112,7 @@ class RankLink:
         """What the last save cost training, for the lead."""
         self._pid = os.getpid()
         self._turn = threading.RLock()
-        self._maps: OrderedDict[int, tuple[mmap.mmap, PageTable]] = OrderedDict()
+        self._maps: dict[int, tuple[mmap.mmap, PageTable]] = {}
         self._written: dict[int, str] = {}
         self._granted = 0
         self._known_layouts: set[str] = set()
@@ -189,16 +187,20 @@ class RankLink:
             return answer
         if not isinstance(answer, StageGrant):
             raise ProtocolError(f"{type(answer).__name__} came instead of a grant")
-        slot, pages = self._map(answer.slot, answer.capacity, fresh=answer.fresh)
+        slot, pages = self._map(answer)
         self._granted = answer.slot
         return Grant(slot=slot, pages=pages, last_layout=self._written.pop(answer.slot, ""))
 
-    def _map(self, number: int, capacity: int, *, fresh: bool) -> tuple[mmap.mmap, PageTable]:
-        """The mapping of a slot, whose descriptor came along if it is ``fresh``."""
-        if fresh:
+    def _map(self, answer: StageGrant | Reserved) -> tuple[mmap.mmap, PageTable]:
+        """The mapping of a slot, whose descriptor came along if it is ``fresh``.
+
+        Mappings of slots that the saver no longer has are dropped: they alone would keep their memory.
+        """
+        number = answer.slot
+        if answer.fresh:
             fd = self._channel.take_fd()
             try:
-                mapping = map_shared(fd, capacity)
+                mapping = map_shared(fd, answer.capacity)
             finally:
                 os.close(fd)
             self._maps[number] = (mapping, PageTable(mapping))
@@ -206,11 +208,10 @@ class RankLink:
         found = self._maps.get(number)
         if found is None:
             raise ProtocolError("the saver names a slot that it never sent", where=self.seat.socket_path)
-        self._maps.move_to_end(number)
-        while len(self._maps) > MAPS_MAX:
+        for gone in [other for other in self._maps if other not in answer.slots]:
             # Not closed by hand: torch may still hold a view for a moment, and the last one closes it.
-            old, _ = self._maps.popitem(last=False)
-            self._written.pop(old, None)
+            del self._maps[gone]
+            self._written.pop(gone, None)
         return found
 
     def reserve(self, body_bytes: int) -> PageTable | None:
@@ -225,7 +226,7 @@ class RankLink:
             answer = self._ask(Reserve(body_bytes=body_bytes), Reserved)
             if answer.slot < 0:
                 return None
-            return self._map(answer.slot, answer.capacity, fresh=answer.fresh)[1]
+            return self._map(answer)[1]
 
     def _ask(
         self, question: Message, kind: type[MessageT], *, timeout_s: float = ANSWER_TIMEOUT_S

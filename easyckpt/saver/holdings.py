@@ -232,6 +232,11 @@ class Holdings:
         fitting = [slot for slot in free if slot.capacity >= body_bytes]
         return min(fitting, key=lambda slot: slot.capacity, default=None)
 
+    def slots_of(self, rank: int) -> tuple[int, ...]:
+        """Numbers of all slots of the rank, in use or free."""
+        used = (piece.slot for piece in self._pieces.get(rank, ()))
+        return tuple(slot.number for slot in (*used, *self._free.get(rank, ())))
+
     def add_slot(self, rank: int, slot: Slot) -> None:
         """A slot that was made for the rank."""
         self._free.setdefault(rank, []).append(slot)

@@ -307,6 +307,10 @@ class Member:
         """A slot for the rank's next save, made now. See `Reserver.ahead`."""
         return await self._reserver.ahead(rank, body_bytes)
 
+    def slots_of(self, rank: int) -> tuple[int, ...]:
+        """See `Holdings.slots_of`."""
+        return self._holdings.slots_of(rank)
+
     async def _verdict(self, rank: int, ask: StageAsk) -> Verdict:
         """The lead's answer. If it does not come, the step is given up here, and so on every rank."""
         reason = LEAD_AWAY

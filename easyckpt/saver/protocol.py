@@ -164,6 +164,8 @@ class StageGrant(Message, frozen=True, kw_only=True):
     capacity: int
     fresh: bool
     """Whether a descriptor comes along."""
+    slots: tuple[int, ...] = ()
+    """All slots of the rank that there are. Others are gone, and their memory is when nobody maps them."""
 
 
 class StageRefuse(Message, frozen=True, kw_only=True):
@@ -191,6 +193,8 @@ class Reserved(Message, frozen=True, kw_only=True):
     slot: int = -1
     capacity: int = 0
     fresh: bool = False
+    slots: tuple[int, ...] = ()
+    """As in `StageGrant`."""
 
 
 class Seal(Message, frozen=True, kw_only=True):

@@ -304,7 +304,8 @@ class Session:
         self._copying = answer
         number = answer.slot.number
         fresh = self._is_fresh(number)
-        grant = StageGrant(slot=number, capacity=answer.slot.capacity, fresh=fresh)
+        slots = member.slots_of(self.rank)
+        grant = StageGrant(slot=number, capacity=answer.slot.capacity, fresh=fresh, slots=slots)
         return (grant, answer.slot.fd) if fresh else grant
 
     def _is_fresh(self, number: int) -> bool:
@@ -314,11 +315,13 @@ class Session:
         return fresh
 
     async def _reserve(self, message: Reserve) -> object:
-        slot = await self._current().reserve(self.rank, message.body_bytes)
+        member = self._current()
+        slot = await member.reserve(self.rank, message.body_bytes)
         if slot is None:
             return Reserved()
         fresh = self._is_fresh(slot.number)
-        reserved = Reserved(slot=slot.number, capacity=slot.capacity, fresh=fresh)
+        slots = member.slots_of(self.rank)
+        reserved = Reserved(slot=slot.number, capacity=slot.capacity, fresh=fresh, slots=slots)
         return (reserved, slot.fd) if fresh else reserved
 
     def _seal(self, message: Seal) -> Message:
