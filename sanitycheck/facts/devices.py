@@ -307,6 +307,8 @@ def collect_processes(request: Request) -> ProcessFacts:
     def look(session: Session[Any], handle: Any, identity: Any) -> ProcessDevice:
         mode, _ = session.ask("nvmlDeviceGetComputeMode", handle)
         running, error = session.ask("nvmlDeviceGetComputeRunningProcesses", handle)
+        if error == "NOT_SUPPORTED":  # an older driver knows an older version of it alone
+            running, error = session.ask("nvmlDeviceGetComputeRunningProcesses_v2", handle)
         if error:
             return ProcessDevice(**identity, refused=error)
         processes = []

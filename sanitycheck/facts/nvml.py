@@ -89,12 +89,17 @@ class Session(Generic[T]):
     def __init__(self, nvml: Any, request: Request) -> None:
         self.nvml = nvml
         self._request = request
+        # No error of NVML's own, and not in every binding.
+        self._mismatch: type[Exception] = getattr(nvml, "NVMLLibraryMismatchError", AttributeError)
 
     def ask(self, function: str, *args: Any) -> tuple[Any, str]:
-        """(answer, "") or (None, name of the error); a function that this library lacks is NOT_SUPPORTED."""
+        """(answer, "") or (None, name of the error).
+
+        What the library or the binding lacks, or the two know in different versions, is NOT_SUPPORTED.
+        """
         try:
             return getattr(self.nvml, function)(*args), ""
-        except AttributeError:
+        except (AttributeError, self._mismatch):
             return None, "NOT_SUPPORTED"
         except self.nvml.NVMLError as error:
             name = error_name(self.nvml, error)

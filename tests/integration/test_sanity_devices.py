@@ -6,15 +6,18 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import sanitycheck
+from sanitycheck.catalogue import by_id
 from sanitycheck.options import Options
 from sanitycheck.reasons import Reason
 from sanitycheck.result import Result, Verdict
+from sanitycheck.runner import run_checks
 
 NVML = r"""
 #include <stdlib.h>
@@ -45,6 +48,13 @@ int nvmlDeviceGetUUID(void *handle, char *out, unsigned size) {
 }
 int nvmlDeviceGetName(void *handle, char *out, unsigned size) { snprintf(out, size, "Fake H100"); return 0; }
 int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *memory) { memory[0] = 80ull << 30; return 0; }
+struct process { unsigned pid; unsigned long long bytes; unsigned instance, compute; };
+int nvmlDeviceGetComputeRunningProcesses_v2(void *handle, unsigned *count, struct process *out) {
+    if (!out) { *count = 1; return 7; }
+    *count = 1;
+    out[0] = (struct process){1, 1ull << 30, ~0u, ~0u};
+    return 0;
+}
 """
 
 LOST, NO_PERMISSION, UNKNOWN, NOT_LOADED, MISMATCH = 15, 4, 999, 9, 18
@@ -136,3 +146,40 @@ def test_a_hanging_driver_is_found_and_says_where(look: Look, where: str, phase:
     result = look(count=8, hang=where, bad=3, timeout_s=3.0)
     assert result.verdict is Verdict.UNKNOWN
     assert result.findings[0].facts["phase"] == phase
+
+
+def test_an_older_driver_is_asked_in_its_own_version_who_computes(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = os.environ.get("LD_LIBRARY_PATH")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{library}{os.pathsep}{before}" if before else str(library))
+    monkeypatch.setenv("FAKE_COUNT", "1")
+    (result,) = sanitycheck.run(options=Options(only=("gpu.processes",))).results
+    assert (result.verdict, result.reason) == (Verdict.FAIL, Reason.GPU_BUSY)
+
+
+ASK_THE_DRIVER = (
+    "gpu.inventory",
+    "gpu.recovery_action",
+    "gpu.ecc",
+    "gpu.remap",
+    "gpu.throttle",
+    "gpu.processes",
+    "gpu.mig",
+    "link.nvlink",
+    "link.fabric",
+)
+
+
+@pytest.mark.slow
+def test_no_check_waits_for_a_driver_that_hangs(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in a child of its own that is ended at its deadline, here a tenth of the usual one."""
+    before = os.environ.get("LD_LIBRARY_PATH")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"{library}{os.pathsep}{before}" if before else str(library))
+    for name, value in {"FAKE_COUNT": "8", "FAKE_HANG": "device", "FAKE_BAD": "3"}.items():
+        monkeypatch.setenv(name, value)
+    checks = [replace(by_id(name), deadline_s=3.0) for name in ASK_THE_DRIVER]
+    results = run_checks(checks, Options(), timeout_s=120.0)
+    assert {result.check: (result.verdict, result.reason) for result in results} == dict.fromkeys(
+        ASK_THE_DRIVER, (Verdict.FAIL, Reason.HUNG)
+    )
