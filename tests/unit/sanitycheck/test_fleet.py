@@ -322,9 +322,10 @@ def test_a_pair_of_which_nobody_says_anything_costs_its_deadline_and_no_more() -
         assert [one["problem"] for one in end["facts"]["meetings"]] == ["no answer"]
 
 
+@pytest.mark.slow
 def test_a_node_that_never_came_is_named_and_called_nothing() -> None:
     place = GroupPlace(
-        nnodes=2, rank=0, endpoint=f"127.0.0.1:{free_port()}", schedule=Schedule(join_s=1.0, whole_s=LONG_S)
+        nnodes=2, rank=0, endpoint=f"127.0.0.1:{free_port()}", schedule=Schedule(join_s=3.0, whole_s=LONG_S)
     )
     report = run_group(place, level=Level.INSTANT, options=Options(only=("host.limits",)))
     assert report.missing == ("node rank 1",)
