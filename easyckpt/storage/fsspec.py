@@ -42,7 +42,7 @@ from easyckpt.storage.base import (
 )
 from easyckpt.storage.claims import CLAIM_PREFIX, Claimed, ClaimLimits, create_by_claim
 from easyckpt.storage.patience import Patience
-from easyckpt.storage.remote import BlobRemote, MemoryRemote, RawEntry, Remote, lanes_of
+from easyckpt.storage.remote import BlobRemote, GcsRemote, MemoryRemote, RawEntry, Remote, lanes_of
 from easyckpt.storage.trouble import RemoteTrouble, Trouble
 
 __all__ = ["PROTOCOLS", "FsspecStorage"]
@@ -310,7 +310,8 @@ def _make_remote(kind: str, patience: Patience) -> Remote:
         from easyckpt.storage.s3 import S3Remote  # most checkpoints never need it
 
         return S3Remote(patience, _pool)
-    return BlobRemote(lanes_of(kind, {}), patience)
+    made = GcsRemote if kind == "gs" else BlobRemote
+    return made(lanes_of(kind, {}), patience)
 
 
 def _heeds_conditions(remote: Remote, name: str) -> bool:

@@ -23,7 +23,7 @@ from easyckpt.storage.base import Parts, check_parts
 from easyckpt.storage.patience import Patience
 from easyckpt.storage.trouble import RemoteTrouble, Trouble
 
-__all__ = ["BlobRemote", "MemoryRemote", "RawEntry", "Remote", "lanes_of", "seconds_of"]
+__all__ = ["BlobRemote", "GcsRemote", "MemoryRemote", "RawEntry", "Remote", "lanes_of", "seconds_of"]
 
 LANES = 4
 """Event loops, each in a thread of its own: one loop would sign, hash and encrypt all bytes on one
@@ -31,7 +31,10 @@ processor."""
 
 COMPARE_BYTES = 8 << 20
 
-_CLIENT_VARIABLES = ("AWS_", "FSSPEC_", "GOOGLE_", "GCSFS_", "AZURE_")
+REQUEST_BYTES = 16 << 20
+"""For which `RetryLimits.request_s` is meant; what is longer has as much more time."""
+
+_CLIENT_VARIABLES = ("AWS_", "FSSPEC_", "GOOGLE_", "GCSFS_", "AZURE_", "STORAGE_EMULATOR_HOST")
 
 _MEMORY_LOCK = threading.Lock()
 """fsspec's memory file system looks first and creates then; within the one process that it lives in, a lock
@@ -169,12 +172,18 @@ class BlobRemote:
         value = bytes(data)
         check_parts(memoryview(value), parts)
         mode = "create" if create else "overwrite"
+        timeout_s = self._patience.limits.request_s * max(1.0, len(value) / REQUEST_BYTES)
 
         def request() -> bool:
-            self._pick().pipe_file(name, value, mode=mode, timeout=self._patience.limits.request_s)
+            options = self._put_options(len(value), create=create)
+            self._pick().pipe_file(name, value, mode=mode, timeout=timeout_s, **options)
             return True
 
         self._patience.run(request, done=self.is_ours(name, data) if create else None)
+
+    def _put_options(self, length: int, *, create: bool) -> dict[str, Any]:
+        """What the file system is to be told beyond."""
+        return {}
 
     def is_ours(self, name: str, data: memoryview) -> Callable[[Trouble], bool | None]:
         """Tells, of a refusal, whether the object that is in the way holds what we wrote.
@@ -278,6 +287,18 @@ def _entry(found: Mapping[str, Any]) -> RawEntry:
     if isinstance(time, str):
         time = datetime.fromisoformat(time.replace("Z", "+00:00"))
     return RawEntry(name=found["name"], bytes=int(found["size"]), mtime_s=seconds_of(time))
+
+
+class GcsRemote(BlobRemote):
+    """Google's store through gcsfs.
+
+    gcsfs sends what is 50 MiB or longer in pieces and names the condition in the first request. Not every
+    server of the protocol asks it again of the last, which makes the object visible. So what is to be created
+    only once goes in one request; such objects are indexes, and short.
+    """
+
+    def _put_options(self, length: int, *, create: bool) -> dict[str, Any]:
+        return {"chunksize": length + 1} if create else {}
 
 
 class MemoryRemote(BlobRemote):
