@@ -87,6 +87,7 @@ def choose(
     *,
     node_of_rank: Mapping[int, int],
     step: int | None = None,
+    below: int | None = None,
     bad: frozenset[Source] = frozenset(),
 ) -> Plan | None:
     """The best plan, or None if no step is covered.
@@ -96,15 +97,20 @@ def choose(
         on_disk: steps that storage shows.
         node_of_rank: where each rank runs now; its length is the world size.
         step: only this step.
+        below: only older steps than this one.
         bad: sources that were tried and failed.
     """
+
+    def wanted(one: int) -> bool:
+        return step in (None, one) and (below is None or one < below)
+
     world_size = len(node_of_rank)
-    stored = [item for item in on_disk if step in (None, item.step)]
+    stored = [item for item in on_disk if wanted(item.step)]
     memory: dict[tuple[Key, int], dict[int, dict[int, str]]] = {}  # key, ranks → rank → node → digest
     pieces_of: dict[tuple[Key, int], list[tuple[int, Held]]] = {}
     for node, pieces in held.items():
         for piece in pieces:
-            if step in (None, piece.key.step):
+            if wanted(piece.key.step):
                 name = (piece.key, piece.world_size)
                 memory.setdefault(name, {}).setdefault(piece.rank, {})[node] = piece.digest
                 pieces_of.setdefault(name, []).append((node, piece))

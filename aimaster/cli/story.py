@@ -208,7 +208,9 @@ def _decision(incident: Incident) -> str:
         who = f"the workers of {unit} were started again while the others went on"
     elif unit is not None:
         who = f"{unit} took the place of {incident.node} while the others went on"
-    return f"{who}, as attempt {incident.attempt}{budget}"
+    below = incident.facts.get("below")
+    aside = f"; checkpoints from step {below} on were set aside" if below is not None else ""
+    return f"{who}, as attempt {incident.attempt}{budget}{aside}"
 
 
 def _not_milder(incident: Incident) -> str:

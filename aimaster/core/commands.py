@@ -94,6 +94,8 @@ class StartWorkers(Command):
     """``host:port`` of the saver on node rank 0, which leads checkpoints of this generation; may be empty."""
     progress_expected: bool
     """Whether an earlier attempt reached a committed step: then a start from nothing is an error."""
+    restore_below: int | None = None
+    """Checkpoints from this step on are set aside: resume from the newest older one, else the oldest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

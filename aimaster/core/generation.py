@@ -96,7 +96,7 @@ def start(turn: Turn) -> None:
     job.seats = {node.id: node.node_rank for node in members}
     job.awaited = set(job.members)
     job.uncharged, job.blamed = None, frozenset()
-    job.first_step_at_s, job.attempt_step = None, None
+    job.first_step_at_s, job.attempt_step, job.resumed_step = None, None, None
     turn.cancel_timers(TimerKind.PREPARE)
     turn.set_timer(TimerKind.START, turn.policy.timeouts.start_s)
     turn.say(
@@ -141,6 +141,7 @@ def broken(
         committed=_newest_committed(turn) if unit is None else unit.committed,
         attempt_step=job.attempt_step if unit is None else unit.attempt_step,
         stepped_s=0.0 if first_step_at_s is None else turn.now - first_step_at_s,
+        resumed=job.resumed_step if unit is None else None,
     )
     assert job.declared is not None
     judgement = judge(

@@ -153,7 +153,7 @@ def restored(turn: Turn, event: Restored) -> None:
     if node is None:
         return
     job = turn.job
-    job.restored = True
+    job.restored, job.resumed_step = True, event.step
     if job.memory_step is not None:
         job.memory_step = min(event.step, job.memory_step)
     if event.tier is Tier.DISK:

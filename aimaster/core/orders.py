@@ -60,4 +60,5 @@ def start_command(turn: Turn, node: NodeRecord, *, lead: NodeRecord, again: bool
         master_port=lead.port,
         saver_lead=lead.saver_address,
         progress_expected=unit.expected if unit is not None else job.progress_expected,
+        restore_below=job.history.below,
     )

@@ -3,6 +3,8 @@
 `judge` is a pure function of the policy, the history and one failure. Its answers, strictest first:
 
 - *The same error at the same step, twice in a row*: the retry confirmed it; more retries burn machines (20).
+  But where the retry broke within a few steps of the checkpoint that it resumed from, that checkpoint may be
+  what breaks it: it is set aside first, and one more attempt begins from an older one (`History.below`).
 - *No progress*: three attempts in a row got no further (21). Further means a newer committed checkpoint step;
   in a job without checkpoints, more steps than any attempt before, or ten minutes of steps.
   An attempt that a lost node ended is not held against the script: it can only prove progress.
@@ -94,6 +96,10 @@ class Policy:
     hangs: Budget = field(default_factory=lambda: Budget(limit=10))
     fruitless_attempts_max: int = 3
     """Attempts in a row that get no further before the job is stopped."""
+    early_steps: int = 10
+    """An attempt that breaks within so many steps of its checkpoint casts doubt on that checkpoint."""
+    set_aside_max: int = 1
+    """How often checkpoints are set aside, each time older ones, before an attempt gets further."""
     fruitful_s: float = 600.0
     """Without checkpoints, an attempt that made steps for so long got further."""
     node_strikes_max: int = 2
@@ -107,6 +113,8 @@ class Policy:
     def __post_init__(self) -> None:
         if self.fruitless_attempts_max < 1 or self.node_strikes_max < 1:
             raise ValueError("fruitless_attempts_max and node_strikes_max must be at least 1")
+        if self.early_steps < 0 or self.set_aside_max < 0:
+            raise ValueError("early_steps and set_aside_max must not be negative")
         if self.common_cause_nodes_min < 2 or self.common_cause_window_s < 0:
             raise ValueError(
                 "common_cause_nodes_min must be at least 2 and common_cause_window_s not negative, got "
@@ -148,6 +156,8 @@ class Failure:
     """Newest step seen in this attempt."""
     stepped_s: float = 0.0
     """Time since this attempt's first step."""
+    resumed: int | None = None
+    """Checkpoint step that this attempt began from, if it did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +170,12 @@ class History:
     best_committed: int | None = None
     best_step: int | None = None
     last_error: tuple[str, int | None] | None = None
+    doubted: int | None = None
+    """Checkpoint step that the last attempt resumed from and broke soon after."""
+    below: int | None = None
+    """Checkpoints from this step on are set aside."""
+    set_aside: int = 0
+    """How often that was done since an attempt last got further."""
 
     def used(self, cause: Cause, *, now: float, window_s: float) -> int:
         """Charges of that cause that are still in the window."""
@@ -168,9 +184,9 @@ class History:
     def canonical(self) -> str:
         """All of it in one line, for the digest."""
         charges = tuple((c.cause.value, c.at_s) for c in self.charges)
-        return repr(
-            (charges, self.restarts, self.fruitless, self.best_committed, self.best_step, self.last_error)
-        )
+        line = (charges, self.restarts, self.fruitless, self.best_committed, self.best_step, self.last_error)
+        doubts = (self.doubted, self.below, self.set_aside)
+        return repr(line if doubts == (None, None, 0) else (*line, *doubts))
 
 
 NO_HISTORY = History()
@@ -195,11 +211,11 @@ def judge(
     if not failure.attempted:
         return _judge_budget(policy, charged, failure, max_nodes=max_nodes)
     charged = _weigh_progress(policy, charged, failure)
-    error = (failure.error_digest, failure.step)
+    charged = _doubt(policy, history, charged, failure)
     if failure.cause is Cause.WORKER_FAILED:
-        same = bool(failure.error_digest) and history.last_error == error
-        charged = replace(charged, last_error=error if failure.error_digest else None)
-        if same and max_restarts != 0:
+        error = (failure.error_digest, failure.step) if failure.error_digest else None
+        charged = replace(charged, last_error=error)
+        if _same(history, failure) and max_restarts != 0 and charged.set_aside == history.set_aside:
             step = {} if failure.step is None else {"step": failure.step}
             return _end(charged, EXIT_USER_ERROR, Reason.SAME_ERROR_TWICE, **step)
     if failure.cause in _OF_THE_SCRIPT and charged.fruitless >= policy.fruitless_attempts_max:
@@ -223,6 +239,8 @@ def _judge_budget(policy: Policy, history: History, failure: Failure, *, max_nod
             history, EXIT_BUDGET, Reason.BUDGET_SPENT, budget=name, limit=limit, window_s=budget.window_s
         )
     facts: dict[str, int | float | str] = {"budget": failure.cause.value, "used": used, "limit": limit}
+    if history.below is not None:
+        facts["below"] = history.below
     return Judgement(history=history, exit_code=None, reason=None, facts=facts)
 
 
@@ -235,6 +253,43 @@ def _charge(policy: Policy, history: History, failure: Failure, *, max_nodes: in
         kept += inside[-(budget.limit_for(max_nodes) + 1) :]
     kept.append(Charge(cause=failure.cause, at_s=failure.at_s))
     return replace(history, charges=tuple(sorted(kept, key=lambda c: (c.at_s, c.cause.value))))
+
+
+def _doubt(policy: Policy, before: History, history: History, failure: Failure) -> History:
+    """Whether the checkpoint that the attempt resumed from is to blame.
+
+    Its bytes were proved, so another copy of the same step is no better. Nor is a step just before it, most
+    likely: what broke within a few steps is given a few steps.
+
+    Args:
+        policy: how much is tolerated.
+        before: what earlier failures left behind.
+        history: the same with the progress of this failure weighed.
+        failure: what ended the attempt.
+    """
+    if failure.cause not in _OF_THE_SCRIPT:
+        return history
+    resumed, reached = failure.resumed, _newest(failure.step, failure.attempt_step)
+    if resumed is None or (reached is not None and reached - resumed > policy.early_steps):
+        if history.fruitless == 0:  # it got away, and further than any before
+            return replace(history, doubted=None, below=None, set_aside=0)
+        return replace(history, doubted=None)
+    digest, error = failure.error_digest, before.last_error
+    alike = bool(digest) and error is not None and error[0] == digest
+    doubted = before.doubted
+    again = doubted is not None and (
+        doubted == resumed or (alike and 0 <= resumed - doubted <= policy.early_steps)
+    )
+    if (again or _same(before, failure)) and history.set_aside < policy.set_aside_max:
+        below = max(1, resumed - policy.early_steps + 1)
+        return replace(history, doubted=None, below=below, set_aside=history.set_aside + 1)
+    return replace(history, doubted=resumed)
+
+
+def _same(before: History, failure: Failure) -> bool:
+    """Whether it is the same error at the same step as the one before."""
+    ours = failure.cause is Cause.WORKER_FAILED and bool(failure.error_digest)
+    return ours and before.last_error == (failure.error_digest, failure.step)
 
 
 def _weigh_progress(policy: Policy, history: History, failure: Failure) -> History:

@@ -207,6 +207,8 @@ class JobRecord:
     memory_step: int | None = None
     durable_step: int | None = None
     restored: bool = False
+    resumed_step: int | None = None
+    """Checkpoint step that this attempt began from."""
     progress_expected: bool = False
     """What the members of this generation were told: whether an earlier attempt had something to restore."""
     first_step_at_s: float | None = None
@@ -237,7 +239,7 @@ class JobRecord:
             (_declared_line(self.declared), self.phase.value, self.generation, self.seen_generation),
             (self.starts, self.world_size, self.unfinished, timers, self.arrivals),
             (self.memory_step, self.durable_step, self.restored, self.progress_expected),
-            (self.first_step_at_s, self.attempt_step, self.exit_code, reason),
+            (self.first_step_at_s, self.attempt_step, self.exit_code, reason, self.resumed_step),
         )
         return repr(rows)
 

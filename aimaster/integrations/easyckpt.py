@@ -217,6 +217,7 @@ class NodeSaver:
                 world_size=self._plan.workers if own else order.world_size,
                 lead_address=order.saver_lead,
                 progress_expected=order.progress_expected,
+                restore_below=order.restore_below,
                 life=self._life,
             )
         )

@@ -250,6 +250,7 @@ def _start_to_wire(command: commands.StartWorkers) -> Wire:
         master_port=command.master_port,
         saver_lead=command.saver_lead,
         progress_expected=command.progress_expected,
+        restore_below=command.restore_below,
     )
 
 
@@ -268,6 +269,9 @@ def _start_from_wire(header: Header, wire: Wire) -> commands.StartWorkers:
         master_port=checked("start.master_port", wire.master_port, high=limits.PORT_MAX),
         saver_lead=checked_address("start.saver_lead", wire.saver_lead),
         progress_expected=wire.progress_expected,
+        restore_below=checked("start.restore_below", wire.restore_below, high=limits.INT63_MAX)
+        if wire.HasField("restore_below")
+        else None,
     )
 
 

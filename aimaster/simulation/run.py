@@ -115,15 +115,17 @@ def _check_outcome(world: World, exit_code: int | None) -> None:
         if (isinstance(entry.record.event, WorkerExited) and not entry.record.event.ok)
         or isinstance(entry.record.event, WorkersHung)
     )
+    training = world.options.training
+    breaks = training.bug_at_step is not None or training.spoilt_at_step is not None
     capped = world.options.max_restarts is not None
     deserved = {
         0: world.training.finished,
-        EXIT_USER_ERROR: world.options.training.bug_at_step is not None or world.options.max_restarts == 0,
+        EXIT_USER_ERROR: breaks or world.options.max_restarts == 0,
         EXIT_BUDGET: capped or failed >= 3,
     }
     if exit_code is None or not deserved.get(exit_code, False):
         raise Violation(f"exit code {exit_code} is not deserved\n" + "\n".join(world.checkers.trace[-40:]))
-    if exit_code == 0 and world.options.training.bug_at_step is not None:
+    if exit_code == 0 and training.bug_at_step is not None:
         raise Violation("finished in spite of a bug")
 
 

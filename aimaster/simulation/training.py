@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 DURABLE_EVERY = 5
 """Of so many checkpoints in memory one reaches the storage."""
 
+SPOILT_STEPS = 2
+"""A state that went bad breaks the training so many steps later."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
@@ -37,6 +40,8 @@ class TrainingOptions:
     """Each node trains for itself: no step waits for another node (`RestartScope.NODE`)."""
     bug_at_step: int | None = None
     """At this step rank 0 always raises the same exception."""
+    spoilt_at_step: int | None = None
+    """Here the state goes bad, once: each checkpoint from then on is bad, and breaks who resumes from it."""
 
 
 @dataclass(slots=True)
@@ -45,6 +50,8 @@ class _Group:
     seat: int = 0
     step: int = 0
     first_step: int = 0
+    spoilt_at: int | None = None
+    """From which step on its state is bad."""
     over: bool = False
     members: dict[NodeId, tuple[SimNode, StartWorkers, str]] = field(default_factory=dict)
 
@@ -61,8 +68,10 @@ class Training:
         self._random = random
         self._options = options
         self._groups: dict[_Key, _Group] = {}
-        self._committed: dict[int, int] = {}
-        """Newest committed step by seat; the whole job's is at seat 0."""
+        self._committed: dict[int, dict[int, bool]] = {}
+        """Committed step → whether it is bad, by seat; the whole job's are at seat 0."""
+        self._spoilt = False
+        """Whether a state has gone bad already."""
         self._done: set[int] = set()
         """Seats that have finished."""
         self.stepping: list[tuple[float, Generation]] = []
@@ -79,7 +88,7 @@ class Training:
         group.seat = command.node_rank if alone else 0
         group.members[node.id] = (node, command, node.incarnation)
         if len(group.members) == group.needed:
-            committed = self._committed.get(group.seat)
+            committed = self._resume(group, command.restore_below)
             self._done.discard(group.seat)
             group.step = group.first_step = committed or 0
             if committed is not None:
@@ -95,6 +104,16 @@ class Training:
             first_s = self._options.first_step_s
             delay_s = first_s if first_s is not None else self._options.step_s
             self._timeline.after(delay_s, lambda: self._tick(key))
+
+    def _resume(self, group: _Group, below: int | None) -> int | None:
+        """The step that is restored; what is newer is gone then."""
+        steps = self._committed.setdefault(group.seat, {})
+        older = [step for step in steps if below is None or step < below]
+        found = max(older) if older else min(steps, default=None)
+        if found is not None:
+            group.spoilt_at = found if steps[found] else None
+            self._committed[group.seat] = {step: bad for step, bad in steps.items() if step <= found}
+        return found
 
     def worker_died(self, node: SimNode, generation: Generation) -> None:
         """Somebody of that generation is gone: the others fail soon, each in its own time."""
@@ -131,7 +150,10 @@ class Training:
     def _step_done(self, generation: Generation, group: _Group) -> None:
         options = self._options
         lead, _, _ = min(group.members.values(), key=lambda m: m[1].node_rank)
-        if group.step == options.bug_at_step:
+        if group.step == options.spoilt_at_step and not self._spoilt:
+            self._spoilt, group.spoilt_at = True, group.step
+        broken = group.spoilt_at is not None and group.step == group.spoilt_at + SPOILT_STEPS
+        if group.step == options.bug_at_step or broken:
             lead.worker_exits(local_rank=0, exit_code=1, step=group.step - 1, digest="bug")
             self.worker_died(lead, generation)
             return
@@ -139,7 +161,7 @@ class Training:
             for member, _, _ in group.members.values():
                 member.report(FirstStepDone, generation=generation, step=group.step)
         if options.commit_every and group.step % options.commit_every == 0:
-            self._committed[group.seat] = group.step
+            self._committed.setdefault(group.seat, {})[group.step] = group.spoilt_at is not None
             durable = group.step % (DURABLE_EVERY * options.commit_every) == 0
             lead.report(StepCommitted, generation=generation, step=group.step, durable=durable)
         if group.step >= options.steps:

@@ -99,14 +99,9 @@ class Lead:
     # --- what a restore and the commits need (RestoreHost, CommitHost) ---
 
     @property
-    def generation(self) -> int:
-        """This life of the job, by the launcher's count."""
-        return self._begin.generation
-
-    @property
-    def progress_expected(self) -> bool:
-        """Whether an earlier attempt is known to have saved something."""
-        return self._begin.progress_expected
+    def begin(self) -> Begin:
+        """This life of the job, as the launcher told it."""
+        return self._begin
 
     @property
     def root(self) -> str:
@@ -228,7 +223,7 @@ class Lead:
             if order is not None:
                 reply(order)
             for piece in message.held:
-                if piece.key.generation == self.generation:
+                if piece.key.generation == self._begin.generation:
                     self.after(self._ledger.sealed(piece.rank, piece.key.step))
         self._check_ready()
 
@@ -241,7 +236,7 @@ class Lead:
         if not self._rounds.loaded:
             return
         own = {
-            node: tuple(piece for piece in pieces if piece.key.generation == self.generation)
+            node: tuple(piece for piece in pieces if piece.key.generation == self._begin.generation)
             for node, pieces in self._inventories.items()
         }
         plan = choose(own, (), node_of_rank=self.node_of_rank())

@@ -81,7 +81,7 @@ async def _serve(channel: AsyncChannel, message: Message, host: PeerHost, *, thr
 
 async def _serve_member(channel: AsyncChannel, lead: Lead | None) -> None:
     first = await channel.expect(Register)
-    if lead is None or lead.generation != first.generation:
+    if lead is None or lead.begin.generation != first.generation:
         return  # it tries again until this node has begun its generation
     outbox = Outbox(channel)
     lead.receive(first.node_rank, first, outbox.put)

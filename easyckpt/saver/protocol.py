@@ -120,6 +120,9 @@ class Begin(Message, frozen=True, kw_only=True):
     lead_address: str = ""
     progress_expected: bool = False
     secret: bytes | None = None
+    restore_below: int | None = None
+    """Whoever asks for the newest step gets the newest that is older than this one, else the oldest there is:
+    the launcher has seen training break soon after newer ones."""
     replicas: int = 1
     life: str = ""
     """Names whoever counts the generations. A requeued job may count from 1 again: with another life this is

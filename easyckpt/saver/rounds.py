@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import msgspec
@@ -24,7 +25,7 @@ from easyckpt.errors import EasyckptError, NothingToLoad
 from easyckpt.saver.disk import DiskView
 from easyckpt.saver.frames import make_failure
 from easyckpt.saver.peering import Go, Prepare, Prepared, Source
-from easyckpt.saver.protocol import Failure, Held, Key, Message
+from easyckpt.saver.protocol import Begin, Failure, Held, Key, Message
 from easyckpt.tiers import DISK, Plan, choose
 
 __all__ = ["RestoreHost", "Rounds"]
@@ -40,10 +41,7 @@ class RestoreHost(Protocol):
     """What a restore needs from the lead."""
 
     @property
-    def generation(self) -> int: ...
-
-    @property
-    def progress_expected(self) -> bool: ...
+    def begin(self) -> Begin: ...
 
     @property
     def root(self) -> str: ...
@@ -134,13 +132,7 @@ class Rounds:
             view = DiskView(lost=(f"storage: {error}",))
         held = await self._host.gather()
         while True:
-            plan = choose(
-                held,
-                view.on_disk,
-                node_of_rank=self._host.node_of_rank(),
-                step=entry.step,
-                bad=frozenset(entry.bad),
-            )
+            plan = self._choose(entry, held, view)
             if plan is None:
                 return self._nothing(entry, view)
             if await self._attempt(entry, plan, view):
@@ -155,6 +147,27 @@ class Rounds:
             if entry.refusal is not None:
                 _LOG.error("load %d: %s", entry.index, entry.refusal.what)
                 return Go(index=entry.index, step=None, failure=entry.refusal, asked=entry.step)
+
+    def _choose(self, entry: _Round, held: Mapping[int, tuple[Held, ...]], view: DiskView) -> Plan | None:
+        """The best plan. Where all steps are set aside the oldest is better than none."""
+        find = partial(
+            choose,
+            held,
+            view.on_disk,
+            node_of_rank=self._host.node_of_rank(),
+            step=entry.step,
+            bad=frozenset(entry.bad),
+        )
+        below = self._host.begin.restore_below
+        if entry.step is not None or below is None:
+            return find()
+        plan = find(below=below)
+        if plan is None:  # the farthest from what is in doubt
+            older = find()
+            while older is not None:
+                plan, older = older, find(below=older.step)
+        _LOG.warning("steps from %d on are set aside; resuming from %s", below, plan and f"step {plan.step}")
+        return plan
 
     async def _attempt(self, entry: _Round, plan: Plan, view: DiskView) -> bool:
         if not plan.reshaped:
@@ -202,7 +215,7 @@ class Rounds:
             order = Prepare(
                 index=entry.index,
                 attempt=entry.attempt,
-                key=Key(self._host.generation, plan.step),
+                key=Key(self._host.begin.generation, plan.step),
                 from_key=plan.memory_key,
                 sources=sources,
                 manifest=manifest,
@@ -231,7 +244,7 @@ class Rounds:
                 where=where,
                 hint="`easyckpt ls` shows the steps that can",
             )
-        if self._host.progress_expected or view.lost or entry.bad:
+        if self._host.begin.progress_expected or view.lost or entry.bad:
             return NothingToLoad(
                 "training had progressed, and no step of it can be loaded" + (f": {said}" if said else ""),
                 where=where,

@@ -198,6 +198,7 @@ def start_commands(draw: st.DrawFn, node: NodeId) -> commands.StartWorkers:
         master_port=draw(ports),
         saver_lead=draw(addresses),
         progress_expected=draw(st.booleans()),
+        restore_below=draw(st.none() | st.integers(0, 2**63 - 1)),
     )
 
 

@@ -74,9 +74,36 @@ def test_one_hundred_agents_for_two_seats() -> None:
     assert result.exit_code == 0
 
 
-def test_a_bug_is_tried_twice() -> None:
+def test_a_bug_is_tried_twice_and_once_from_an_older_checkpoint() -> None:
+    options = Options(seed=1, training=TrainingOptions(steps=100, bug_at_step=30, commit_every=0))
+    result = simulate(1, options)
+    assert (result.exit_code, result.attempts) == (20, 2)
     options = Options(seed=1, training=TrainingOptions(steps=100, bug_at_step=30))
     result = simulate(1, options)
+    assert (result.exit_code, result.attempts) == (20, 3)
+
+
+@pytest.mark.parametrize(
+    ("commit_every", "attempts", "below", "resumed"),
+    [
+        pytest.param(5, 3, 21, 20, id="seldom"),
+        pytest.param(1, 4, 23, 22, id="each step, so that each attempt gets one step further"),
+    ],
+)
+def test_a_checkpoint_that_breaks_whoever_resumes_from_it_is_set_aside(
+    commit_every: int, attempts: int, below: int, resumed: int
+) -> None:
+    training = TrainingOptions(steps=60, spoilt_at_step=30, commit_every=commit_every)
+    result = simulate(1, Options(seed=1, training=training))
+    assert (result.exit_code, result.attempts) == (0, attempts)
+    *before, last = result.incidents
+    assert [incident.facts.get("below") for incident in before] == [None] * len(before)
+    assert (last.facts.get("below"), last.resumed_step) == (below, resumed)
+
+
+def test_without_setting_aside_it_would_end_the_job() -> None:
+    training = TrainingOptions(steps=60, spoilt_at_step=30)
+    result = simulate(1, Options(seed=1, training=training, policy=Policy(set_aside_max=0)))
     assert (result.exit_code, result.attempts) == (20, 2)
 
 

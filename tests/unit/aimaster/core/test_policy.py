@@ -95,6 +95,48 @@ def test_one_confirming_retry_for_the_same_error() -> None:
     assert verdict(series(same, lost, same)) == (20, Reason.SAME_ERROR_TWICE)
 
 
+EARLY = {"error_digest": "d", "step": 32, "attempt_step": 32, "committed": 30, "resumed": 30}
+
+
+def test_a_checkpoint_behind_which_the_same_error_comes_at_once_is_set_aside_once() -> None:
+    first = {**EARLY, "resumed": None}
+    aside = series(first, EARLY)
+    assert verdict(aside) == (None, None)
+    assert (aside.history.below, aside.facts["below"]) == (21, 21)
+    assert verdict(series(first, EARLY, {**EARLY, "resumed": 20})) == (20, Reason.SAME_ERROR_TWICE)
+    assert verdict(series(first, {**EARLY, "resumed": 20})) == (20, Reason.SAME_ERROR_TWICE)
+    assert verdict(series(first, EARLY, policy=Policy(set_aside_max=0))) == (20, Reason.SAME_ERROR_TWICE)
+
+
+def test_other_errors_set_it_aside_the_second_time() -> None:
+    hang = {**EARLY, "cause": Cause.WORKERS_HUNG, "error_digest": ""}
+    lost = {"cause": Cause.NODE_LOST, "committed": 30, "resumed": 30}
+    policy = Policy(fruitless_attempts_max=9)
+    first = {**hang, "resumed": None}
+    assert series(first, hang, policy=policy).history.below is None
+    assert series(first, hang, lost, hang, policy=policy).history.below == 21
+    assert series(first, hang, {**hang, "resumed": 31}, policy=policy).history.below is None
+    assert series(first, hang, {**hang, "attempt_step": 41, "step": 41}, policy=policy).history.below is None
+
+
+def test_the_same_error_a_step_later_each_time_sets_it_aside() -> None:
+    fails = [
+        {**EARLY, "step": at + 2, "attempt_step": at + 2, "committed": at + 1, "resumed": at}
+        for at in (30, 31)
+    ]
+    assert series(*fails).history.below == 22
+    assert series(fails[0], {**fails[1], "error_digest": "e"}).history.below is None
+
+
+def test_an_attempt_that_gets_away_clears_the_checkpoints_of_doubt() -> None:
+    aside = ({**EARLY, "resumed": None}, EARLY)
+    away = {**EARLY, "resumed": 20, "committed": 40, "error_digest": "e", "step": 45, "attempt_step": 45}
+    history = series(*aside, away).history
+    assert (history.below, history.doubted, history.set_aside) == (None, None, 0)
+    history = series(*aside, {**away, "committed": 30}).history
+    assert (history.below, history.set_aside) == (21, 1), "no further than before"
+
+
 def test_errors_without_a_digest_are_never_the_same() -> None:
     killed = {"error_digest": "", "step": 4}
     assert verdict(series({**killed, "committed": 1}, {**killed, "committed": 2})) == (None, None)
