@@ -122,6 +122,7 @@ class Nodes:
         progress: bool = False,
         life: str = "",
         replicas: int = 1,
+        restore_below: int | None = None,
     ) -> None:
         """A generation of these nodes, in this order, with ``ranks`` ranks each."""
         self.nodes = nodes
@@ -137,6 +138,7 @@ class Nodes:
                 progress_expected=progress,
                 life=life,
                 replicas=replicas,
+                restore_below=restore_below,
             )
             node.begin(place)
 

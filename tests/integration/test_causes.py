@@ -96,6 +96,42 @@ def test_a_sample_that_cannot_be_read_is_tried_once_more_and_told_with_its_step(
     assert told["incident"]["id"] == 2, "once more, and not again"
 
 
+SPOILT = """
+import os
+import torch, easyckpt
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+state = {"model": model, "optimizer": optimizer}
+checkpointer = easyckpt.Checkpointer("ckpt", disk_interval=10)
+step = checkpointer.load(state) or 0
+while step < 40:
+    loss = model(torch.ones(2, 4)).sum()
+    if step == 22 and not torch.isfinite(loss):
+        raise ValueError("the loss is no number")
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    step += 1
+    if step == 20 and not os.path.exists("spoilt"):
+        open("spoilt", "w").close()
+        with torch.no_grad():
+            model.weight.fill_(float("nan"))
+    checkpointer.save(state, step=step, block=True).wait("durable" if step % 10 == 0 else "memory", 60)
+checkpointer.close()
+print("finite", bool(torch.isfinite(model.weight).all()))
+"""
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_breaks_whoever_resumes_from_it_is_set_aside(tmp_path: Path) -> None:
+    run = start_run(tmp_path, script(tmp_path, SPOILT))
+    assert run.wait() == 0, run.stderr
+    assert run.stdout == "finite True\n"
+    told = story(run)
+    assert (told["incident"]["id"], told["incident"]["resumed_step"]) == (2, 10), told
+    assert told["decision"].endswith("; checkpoints from step 13 on were set aside"), told["decision"]
+
+
 @pytest.mark.slow
 def test_shared_memory_that_is_too_small_for_the_data_workers(tmp_path: Path) -> None:
     small = 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$@"'

@@ -134,6 +134,23 @@ def test_history_that_was_left_behind_never_comes_back(nodes: Nodes) -> None:
     assert worker.load(blank()) == 1  # not 2, although it is on storage and was in memory
 
 
+def test_of_steps_that_are_set_aside_the_newest_older_one_is_restored_else_the_oldest(nodes: Nodes) -> None:
+    node = nodes.start()
+    nodes.begin(1, [node])
+    (worker,) = nodes.workers()
+    worker.load(blank())
+    worker.save(state_at(0, 1), step=1, block=True).wait("durable", 60)
+    for step in (2, 3):
+        worker.save(state_at(0, step), step=step, block=True).wait("memory", 60)
+    for generation, below, step, tier in ((2, 3, 2, "memory"), (3, 2, 1, "disk"), (4, 1, 1, "memory")):
+        nodes.begin(generation, [node], progress=True, restore_below=below)
+        (worker,) = nodes.workers()
+        assert (worker.load(blank()), worker.restored_from) == (step, tier)
+    nodes.begin(5, [node], progress=True)
+    (worker,) = nodes.workers()
+    assert worker.load(blank()) == 1, "what was set aside does not come back"
+
+
 def test_a_flipped_byte_in_memory_is_found_and_the_next_tier_is_taken(nodes: Nodes) -> None:
     first, second = nodes.start(tcp=True), nodes.start(tcp=True)
     nodes.begin(1, [first, second])

@@ -49,6 +49,15 @@ def test_the_newest_step_that_covers_every_rank() -> None:
     assert (plan.step, tiers(plan), plan.durable) == (2, ["memory", "memory"], False)
 
 
+def test_steps_that_are_set_aside_are_nowhere() -> None:
+    memory = {0: [held(step, 0) for step in (2, 3, 4)], 1: [held(step, 1) for step in (2, 3, 4)]}
+    for below, step, durable in ((5, 4, False), (4, 3, True), (2, 1, True)):
+        plan = choose(memory, [disk(1), disk(3)], node_of_rank=HOMES, below=below)
+        assert plan is not None
+        assert (plan.step, plan.durable) == (step, durable)
+    assert choose(memory, [disk(1), disk(3)], node_of_rank=HOMES, below=1) is None
+
+
 def test_a_lost_piece_comes_from_the_peer_then_from_storage() -> None:
     memory = {0: [held(2, 0), held(2, 1)], 1: [held(1, 1)]}
     plan = choose(memory, [disk(2)], node_of_rank=HOMES)
