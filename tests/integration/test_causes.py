@@ -102,7 +102,8 @@ import torch, easyckpt
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 state = {"model": model, "optimizer": optimizer}
-checkpointer = easyckpt.Checkpointer("ckpt", disk_interval=10)
+keep = easyckpt.KeepLatest(2) | easyckpt.KeepEvery(10)
+checkpointer = easyckpt.Checkpointer("ckpt", disk_interval=10, keep=keep)
 step = checkpointer.load(state) or 0
 while step < 40:
     loss = model(torch.ones(2, 4)).sum()
