@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import sanitycheck
@@ -21,6 +22,10 @@ from sanitycheck.render.text import coverage_line, result_lines
 
 NVIDIA_CONTROL = Path("/dev/nvidiactl")
 """Exists where NVIDIA's kernel driver is loaded and visible to us."""
+QUICK_LIMIT_S = 20.0
+"""What *quick* may add before the first generation. Only a store that has not answered by then is asked once
+more, with all the time of its check: the training would wait for it, too."""
+STORE = "store.ckpt_path"
 MORE = "look closer with: sanitycheck run --level quick"
 
 
@@ -60,6 +65,9 @@ def _level(config: RunConfig) -> CheckLevel:
     return CheckLevel.INSTANT if alone and not NVIDIA_CONTROL.exists() else CheckLevel.QUICK
 
 
+_UNSETTLED = frozenset({sanitycheck.Reason.TIMED_OUT, sanitycheck.Reason.NO_TIME_LEFT})
+
+
 async def _run(config: RunConfig, level: CheckLevel, node: str) -> sanitycheck.Report | None:
     options = sanitycheck.Options(
         local_workers=config.nodes.nproc,
@@ -74,7 +82,18 @@ async def _run(config: RunConfig, level: CheckLevel, node: str) -> sanitycheck.R
             say(f"node {node}: {result.check} {result.verdict.value} ({result.duration_s:.1f} s)")
 
     def run() -> sanitycheck.Report:
-        return sanitycheck.run(level=level.value, options=options, cancel=cancel, on_result=show)
+        if level is not CheckLevel.QUICK:
+            return sanitycheck.run(level=level.value, options=options, cancel=cancel, on_result=show)
+        report = sanitycheck.run(
+            level=level.value, options=options, timeout_s=QUICK_LIMIT_S, cancel=cancel, on_result=show
+        )
+        if cancel.is_set() or not any(
+            one.check == STORE and one.reason in _UNSETTLED for one in report.results
+        ):
+            return report
+        say(f"node {node}: the checkpoint folder has not answered yet; asking once more")
+        store = replace(options, only=(STORE,))
+        return _with(report, sanitycheck.run(level=level.value, options=store, cancel=cancel, on_result=show))
 
     # A thread of its own, since probes end with the thread that started them.
     task = asyncio.get_running_loop().run_in_executor(None, run)
@@ -88,6 +107,13 @@ async def _run(config: RunConfig, level: CheckLevel, node: str) -> sanitycheck.R
     except (sanitycheck.SanitycheckError, OSError) as error:
         say(f"the node check could not be made ({error}); going on without it")
         return None
+
+
+def _with(report: sanitycheck.Report, again: sanitycheck.Report) -> sanitycheck.Report:
+    """A report in which these checks have their newer results."""
+    newer = {result.check: result for result in again.results}
+    results = tuple(newer.get(result.check, result) for result in report.results)
+    return replace(report, results=results, duration_s=report.duration_s + again.duration_s)
 
 
 def _say_findings(node: str, report: sanitycheck.Report, *, show_coverage: bool) -> None:
