@@ -48,7 +48,6 @@ __all__ = ["Checkpointer", "close", "fence", "init", "load", "save"]
 
 RETRY_SAVER_S = 1.0
 """How often a lost saver is looked for, at most."""
-
 CLOSE_TIMEOUT_S = 600.0
 
 _LOG = logging.getLogger("easyckpt")
@@ -115,6 +114,7 @@ class Checkpointer:
         """The checkpoint folder."""
         return self._root
 
+    @watched.during("loading")
     def load(
         self,
         state: dict[str, Any],
@@ -147,8 +147,7 @@ class Checkpointer:
         self._settle()
         self._stager.forget()
         self._gate.forget()
-        link = self._connected()
-        index = self._loads
+        link, index = self._connected(), self._loads
         self._loads += 1
         wanted = None if step is None else _step(step)
         begin_s = time.monotonic()
@@ -158,10 +157,10 @@ class Checkpointer:
         self.restored_from = None if found is None else found.tier
         if found is None:
             return None
+        size = ""
         if found.body_bytes:
             self._stager.prepare(link, found.body_bytes)
-        took_s = time.monotonic() - begin_s
-        size = f": {found.body_bytes / 1e9:.3g} GB in {took_s:.2f} s" if found.body_bytes else ""
+            size = f": {found.body_bytes / 1e9:.3g} GB in {time.monotonic() - begin_s:.2f} s"
         _LOG.info("resumed from step %d (%s)%s", found.step, found.tier, size)
         return found.step
 
@@ -260,6 +259,7 @@ class Checkpointer:
             self._link.close()
             self._link = None
 
+    @watched.during("saving")
     def close(self, *, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Make the newest step durable, and take leave. May be called twice.
 

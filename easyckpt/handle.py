@@ -10,6 +10,7 @@ import logging
 import time
 from typing import Literal
 
+from easyckpt import watched
 from easyckpt.errors import Misuse, SaveAbandoned, SaverUnavailable, SaveSkipped, SaveTimeout
 from easyckpt.link import Seat, query
 from easyckpt.saver.protocol import StageInfo
@@ -68,6 +69,7 @@ class SaveHandle:
         """Why it was skipped or given up, or what holds it up; empty if nothing does."""
         return self._info.reason
 
+    @watched.during("saving")
     def wait(self, stage: StageName = "durable", timeout: float | None = None) -> None:
         """Wait until the step got to a stage. On a step that is only in memory, ``durable`` has it persisted.
 

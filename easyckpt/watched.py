@@ -1,17 +1,19 @@
-"""Tells whoever watches the training how long it was held; nobody may, and then nothing happens.
+"""Tells whoever watches the training what it waits for, and how long; nobody may, and then nothing happens.
 
 An agent's hook in this process is known by its module's name alone: this package imports nothing of it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
-__all__ = ["held", "holding", "loaded"]
+__all__ = ["during", "held", "holding", "loaded"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,3 +47,20 @@ def holding(call: Callable[P, R]) -> Callable[P, R]:
             held(time.monotonic() - began_s)
 
     return told
+
+
+@contextlib.contextmanager
+def during(phase: str) -> Iterator[None]:
+    """The training waits for a checkpoint, which may take long and is no hang: ``saving`` or ``loading``.
+
+    Also a decorator. What another thread than the main one waits for does not hold the training.
+    """
+    hook = sys.modules.get(_HOOK)
+    if hook is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = hook.phase(phase)
+    try:
+        yield
+    finally:
+        hook.phase(before)

@@ -199,6 +199,43 @@ print("closed", flush=True)
 """
 
 
+PATIENT = """
+import pathlib, sys, time
+import torch, easyckpt
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+state = {"model": model, "optimizer": optimizer, "ballast": torch.zeros(500_000)}
+checkpointer = easyckpt.Checkpointer()
+checkpointer.load(state)
+for step in range(1, 121):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    time.sleep(0.02)
+filler = pathlib.Path(sys.argv[1])
+with filler.open("wb", buffering=0) as file:
+    try:
+        while True:
+            file.write(bytes(4096))
+    except OSError:
+        pass
+handle = checkpointer.save(state, step=120, block=True)
+try:
+    handle.wait("durable", timeout=9)
+except easyckpt.errors.SaveTimeout:
+    print("waited", flush=True)
+filler.unlink()
+checkpointer.close()
+"""
+
+
+@pytest.mark.slow
+def test_waiting_for_slow_storage_is_no_hang(small_disk: Path, tmp_path: Path) -> None:
+    flags = ("--hang-timeout", "2", "--hang-busy-timeout", "4", "--ckpt-dir", small_disk / "ckpt")
+    run = start_run(tmp_path, *flags, script(tmp_path, PATIENT), small_disk / "filler")
+    assert run.wait() == 0, run.stderr
+    assert run.stdout == "waited\n", "in one attempt"
+
+
 @pytest.mark.slow
 def test_a_job_whose_disk_is_full_trains_on_and_says_so(small_disk: Path, tmp_path: Path) -> None:
     program, stop, filler = script(tmp_path, TRAIN), tmp_path / "stop", small_disk / "filler"
