@@ -70,11 +70,11 @@ def subjects(report: Report, check: str, reason: str) -> set[str]:
 
 
 def test_a_cut_pair_is_a_link(make_cluster: Callable[[int], Cluster]) -> None:
-    cluster = make_cluster(3)
+    cluster = make_cluster(4)
     for one, other in ((1, 2), (2, 1)):
         cut = ["ip", "route", "add", "blackhole", f"{cluster[other].address}/32"]
         assert cluster[one].run(cut).returncode == 0
-    children = start(cluster, nnodes=3, hosts=3, extra=("--round-timeout", "60"))
+    children = start(cluster, nnodes=4, hosts=4, extra=("--round-timeout", "60"))
     for rank, child in enumerate(children):
         code, report = finished(cluster[rank], child)
         (link,) = subjects(report, "coll.localise", "link_bad")
@@ -151,7 +151,7 @@ def test_when_no_pair_can_talk_it_is_a_common_cause(make_cluster: Callable[[int]
 @pytest.mark.alone
 def test_a_slow_way_between_two_nodes_is_a_link(make_cluster: Callable[[int], Cluster]) -> None:
     """A token bucket for one destination alone, where the kernel has what it takes."""
-    cluster = make_cluster(3)
+    cluster = make_cluster(4)
     slow = cluster[2].address
     for command in (
         "tc qdisc add dev eth0 root handle 1: htb default 10",
@@ -162,7 +162,7 @@ def test_a_slow_way_between_two_nodes_is_a_link(make_cluster: Callable[[int], Cl
         done = cluster[1].run(command.split())
         if done.returncode:
             pytest.skip(f"the kernel cannot slow one way down: {done.stderr.strip()}")
-    children = start(cluster, nnodes=3, hosts=3, extra=())
+    children = start(cluster, nnodes=4, hosts=4, extra=())
     for rank, child in enumerate(children):
         _, report = finished(cluster[rank], child)
         assert of(report, "coll.all").reason.value == "all_together"
