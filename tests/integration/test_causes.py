@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import sanitycheck
 from tests.runs import Run, free_port, script, start_run
 
 MEMORY = Path("/sys/fs/cgroup/memory")
@@ -47,6 +48,10 @@ def test_the_kernel_killed_a_worker_for_want_of_memory(tmp_path: Path, cgroup: P
     assert run.wait() == 20, run.stderr
     told = story(run)
     assert (told["rule"], told["blame"]) == ("host_out_of_memory_cgroup", "user"), told
+    (kernel,) = sanitycheck.run(options=sanitycheck.Options(only=("host.kernel",))).results
+    assert sanitycheck.Reason.KERNEL_OOM_KILL in {finding.reason for finding in kernel.findings}, (
+        kernel.to_dict()
+    )
 
 
 CAUSES = {
