@@ -50,6 +50,9 @@ FDS_PER_MESSAGE_MAX = 250
 CANARY_S = 2.0
 CANARY_WALL_S_MAX = 20.0
 CANARY_LOOK_S = 0.1
+HEAD_START_S = 0.05
+"""Of rank 0 over the others of its node. It opens the store at which they meet, and a rank that finds nobody
+there yet asks again only after half a second (TCPStore's back-off, torch 2.13)."""
 CANARY_SIZE = 192
 FDS_PER_WORKER = 3
 
@@ -320,6 +323,9 @@ def _become_worker(order: dict[str, Any], index: int, *, fds: list[int], ready: 
         os._exit(0)
     os.close(ready)
     prctl.die_with_parent(order["agent_pid"])
+    ranks = [worker["env"].get("RANK") for worker in order["workers"]]
+    if "0" in ranks and ranks[index] != "0":
+        time.sleep(HEAD_START_S)
     worker = order["workers"][index]
     for target, fd in enumerate(fds[FDS_PER_WORKER * index : FDS_PER_WORKER * (index + 1)]):
         os.dup2(fd, target, inheritable=True)
