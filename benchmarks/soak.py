@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,7 @@ def matched(faults: Sequence[Fault], found: Sequence[Incident]) -> tuple[list[Fa
     for incident in found:
         before = [index for index, one in enumerate(result) if one.wall_s <= incident.detected_wall_s]
         if before and result[before[-1]].incident is None:
-            old = result[before[-1]]
-            result[before[-1]] = Fault(kind=old.kind, rank=old.rank, wall_s=old.wall_s, incident=incident)
+            result[before[-1]] = replace(result[before[-1]], incident=incident)
         else:
             alarms.append(incident)
     return result, alarms

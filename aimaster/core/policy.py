@@ -215,7 +215,7 @@ def judge(
     if failure.cause is Cause.WORKER_FAILED:
         error = (failure.error_digest, failure.step) if failure.error_digest else None
         charged = replace(charged, last_error=error)
-        if _same(history, failure) and max_restarts != 0 and charged.set_aside == history.set_aside:
+        if _same(history, failure) and max_restarts != 0 and charged.set_aside <= history.set_aside:
             step = {} if failure.step is None else {"step": failure.step}
             return _end(charged, EXIT_USER_ERROR, Reason.SAME_ERROR_TWICE, **step)
     if failure.cause in _OF_THE_SCRIPT and charged.fruitless >= policy.fruitless_attempts_max:

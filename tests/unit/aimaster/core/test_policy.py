@@ -133,6 +133,8 @@ def test_an_attempt_that_gets_away_clears_the_checkpoints_of_doubt() -> None:
     away = {**EARLY, "resumed": 20, "committed": 40, "error_digest": "e", "step": 45, "attempt_step": 45}
     history = series(*aside, away).history
     assert (history.below, history.doubted, history.set_aside) == (None, None, 0)
+    confirmed = {**EARLY, "resumed": 20, "committed": 31}
+    assert verdict(series(*aside, confirmed)) == (20, Reason.SAME_ERROR_TWICE), "also where it got further"
     history = series(*aside, {**away, "committed": 30}).history
     assert (history.below, history.set_aside) == (21, 1), "no further than before"
 
