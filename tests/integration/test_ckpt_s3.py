@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import subprocess
 import sys
 import uuid
-from pathlib import Path
 
 import pytest
 
 from easyckpt.cli import main
 from easyckpt.errors import StorageConflict, StorageDenied, StorageMissing, StorageUnavailable
-from easyckpt.keep import KeepLatest
-from easyckpt.retention import PruneOptions, prune_report
 from easyckpt.storage import open_storage
 from easyckpt.storage.claims import ClaimLimits
 from easyckpt.storage.fsspec import FsspecStorage
 from easyckpt.storage.patience import Patience, RetryLimits
-from easyckpt.survey import survey
-from easyckpt.testing import ConformanceCase, SampleRun, conformance_cases
-from easyckpt.verify import verify_step
+from easyckpt.testing import ConformanceCase, conformance_cases
 from tests.s3_server import KEY_ID, SECRET, S3Server, s3_process, s3_server
+from tests.store_tools import protocol_and_tools
 
 __all__ = ["s3_process", "s3_server"]  # fixtures
 
@@ -236,25 +231,5 @@ def test_an_upload_that_was_cut_off_is_no_object_and_is_swept(url: str) -> None:
 def test_the_commit_protocol_and_the_tools(
     url: str, capsys: pytest.CaptureFixture[str], s3_server: S3Server
 ) -> None:
-    run = SampleRun(storage=open_storage(url), nodes=2)
-    run.begin(1)
-    for step in (10, 20, 30):
-        run.save(step)
-    found = survey(open_storage(url))
-    assert [item.step for item in found.visible] == [30, 20, 10]
-    assert all(verify_step(run.storage, item.manifest).is_good for item in found.visible)
-    assert main(["ls", url, "--json"]) == 0
-    assert [row["step"] for row in json.loads(capsys.readouterr().out)["steps"]] == [30, 20, 10]
-    later = run.storage.stat(found.visible[0].path)
-    assert later is not None
-    done = prune_report(
-        run.storage, keep=KeepLatest(1), generation=1, now_unix_s=later.mtime_s + 1e5,
-        options=PruneOptions(grace_s=0.0),
-    )  # fmt: skip
-    assert [name.step for name in done.kept] == [30]
-    assert main(["verify", url, "--all"]) == 0
-    assert "step 30 (generation 1): good" in capsys.readouterr().out
-    assert {Path(entry.path).parts[0] for entry in run.storage.list()} == {
-        "data", "easyckpt.json", "generations", "latest.json", "manifests"
-    }  # fmt: skip
+    protocol_and_tools(url, capsys)
     assert os.environ["AWS_SECRET_ACCESS_KEY"] == SECRET
